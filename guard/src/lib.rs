@@ -1,0 +1,1 @@
+//! The guard: a deterministic state machine over tool calls and their results.

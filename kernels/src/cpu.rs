@@ -1,0 +1,1 @@
+//! The CPU implementation of the op contract.

@@ -1,0 +1,1 @@
+//! How a model family writes tool calls and reasoning.

@@ -1,0 +1,1 @@
+//! The validating, memory-mapped GGUF reader.

@@ -1,0 +1,1 @@
+//! Presets: what the product serves under one name.

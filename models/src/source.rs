@@ -1,0 +1,1 @@
+//! How a model name becomes a file on disk.

@@ -1,0 +1,1 @@
+//! The window as a contract, in exact integers.

@@ -1,0 +1,22 @@
+//! The engine: who may run, on which pages, for how many tokens.
+//!
+//! - [`budget`]: the window as a contract, in exact integers.
+//! - [`memory_plan`]: every byte that will be allocated, before it is.
+//! - [`page_pool`]: reference-counted K/V pages and promises of pages.
+//! - [`prefix_index`]: which tokens are cached on which pages.
+//! - [`executor`]: the contract between the engine and something that computes logits; the model behind it.
+//! - [`simulated`]: scripted replies behind the same contract.
+//! - [`sampler`]: from logits to a token.
+//! - [`detokenizer`], [`stop_strings`]: from tokens to text that may be shown.
+//! - [`engine`]: the engine thread, its commands, its ledger and its schedule.
+
+pub mod budget;
+pub mod detokenizer;
+pub mod engine;
+pub mod executor;
+pub mod memory_plan;
+pub mod page_pool;
+pub mod prefix_index;
+pub mod sampler;
+pub mod simulated;
+pub mod stop_strings;

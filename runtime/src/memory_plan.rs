@@ -1,0 +1,1 @@
+//! Every byte that will be allocated, before it is.

@@ -1,0 +1,1 @@
+//! Reference-counted K/V pages.

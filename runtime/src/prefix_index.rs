@@ -1,0 +1,1 @@
+//! Which tokens are cached on which pages.

@@ -1,0 +1,1 @@
+//! Scripted replies behind the executor contract.

@@ -1,0 +1,1 @@
+//! Stop strings in streamed text.

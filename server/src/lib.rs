@@ -1,0 +1,1 @@
+//! An inference server for local models with context budgeting built into the engine.
