@@ -19,6 +19,8 @@ pub struct ExecutorGeometry {
     pub max_context: usize,
     /// The most rows of one step.
     pub max_rows: usize,
+    /// The most spans of one step that want logits: the bound on sequences that run at once.
+    pub max_logits: usize,
     /// Pages in the store.
     pub pages: usize,
     /// Bytes of one page.
