@@ -1,0 +1,26 @@
+//! The command line: one file per command, each with its arguments (`clap::Args`) and a `run`.
+//!
+//! A command prints results on stdout, everything for people's eyes (progress, hints, the log) on stderr, and
+//! returns its exit code: 0 done, 1 failed, 2 wrong use.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// An inference server for local models that budgets the context window to the token.
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll", version, propagate_version = true, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {}
+
+impl Cli {
+    /// Runs the chosen command to its end.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {}
+    }
+}
