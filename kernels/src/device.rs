@@ -43,6 +43,29 @@ pub struct WeightSource<'a> {
     pub bytes: &'a [u8],
 }
 
+impl WeightSource<'_> {
+    /// Checks that the format is one of `supported` and that the bytes are those of the shape.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnsupportedFormat`], [`DeviceError::PartialBlock`] or [`DeviceError::WrongByteCount`].
+    pub fn check(&self, supported: &[GgmlType]) -> Result<(), DeviceError> {
+        let Self { format, rows, cols, bytes } = *self;
+        if !supported.contains(&format) {
+            let supported = supported.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ");
+            return Err(DeviceError::UnsupportedFormat { format, supported });
+        }
+        if !cols.is_multiple_of(format.block_weights()) {
+            return Err(DeviceError::PartialBlock { format, cols, block: format.block_weights() });
+        }
+        // A size beyond usize cannot be the length of a slice.
+        let expected = format.tensor_bytes(rows, cols).unwrap_or(usize::MAX);
+        if bytes.len() != expected {
+            return Err(DeviceError::WrongByteCount { format, rows, cols, expected, found: bytes.len() });
+        }
+        Ok(())
+    }
+}
+
 /// Element type of cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvType {
