@@ -29,15 +29,15 @@ pub enum CachePolicy {
 pub struct SamplingParams {
     /// Divides the logits; 0 is greedy.
     pub temperature: f32,
-    /// Nucleus mass in (0, 1]; 1 is off.
+    /// Nucleus mass in [0, 1]; 1 is off, 0 keeps the likeliest token.
     pub top_p: f32,
     /// Tokens kept; 0 is off.
     pub top_k: u32,
-    /// Least probability relative to the likeliest token, in [0, 1); 0 is off.
+    /// Least probability relative to the likeliest token, in [0, 1]; 0 is off.
     pub min_p: f32,
     /// Locally typical mass in (0, 1]; 1 is off.
     pub typical_p: f32,
-    /// Added per token seen at least once in the reply, OpenAI's sign: subtracted from the logit.
+    /// Subtracted from the logit of every token seen at least once in the reply.
     pub presence_penalty: f32,
     /// Subtracted from the logit per occurrence in the reply.
     pub frequency_penalty: f32,
