@@ -1,1 +1,0 @@
-//! Reference-counted K/V pages.
