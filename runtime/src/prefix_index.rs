@@ -1,1 +1,0 @@
-//! Which tokens are cached on which pages.
