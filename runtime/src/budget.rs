@@ -1,1 +1,0 @@
-//! The window as a contract, in exact integers.
