@@ -199,14 +199,32 @@ pub enum Reject {
 /// `Done`. `Done` may come at any point.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// It runs; `cached` tokens of its prompt need no prefill.
-    Admitted { cached: u32 },
-    /// So much of the prompt is in the cache.
-    Prefill { processed: u32, total: u32 },
+    /// It runs.
+    Admitted {
+        /// Tokens of its prompt that need no prefill.
+        cached: u32,
+    },
+    /// A piece of the prompt was read.
+    Prefill {
+        /// Tokens of the prompt whose K/V is there.
+        processed: u32,
+        /// Tokens of the prompt.
+        total: u32,
+    },
     /// A choice grew by one token.
-    Token { choice: ChoiceIndex, token: TokenOut },
+    Token {
+        /// Which choice.
+        choice: ChoiceIndex,
+        /// The token.
+        token: TokenOut,
+    },
     /// A choice ended by itself; no token of it follows.
-    ChoiceFinished { choice: ChoiceIndex, reason: FinishReason },
+    ChoiceFinished {
+        /// Which choice.
+        choice: ChoiceIndex,
+        /// Why.
+        reason: FinishReason,
+    },
     /// The one terminal; nothing follows.
     Done(Terminal),
 }

@@ -23,11 +23,12 @@ use std::fmt;
 use std::rc::Rc;
 
 use plimsoll_kernels::PageIndex;
+use serde::Serialize;
 
 pub use page_table::{PageCopy, PageTable};
 
 /// How many pages are where. `total = free + evictable + in use`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PageCounts {
     /// Pages of the pool.
     pub total: usize,
