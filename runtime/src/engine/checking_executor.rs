@@ -4,9 +4,7 @@
 //! reads every slot that attention would read and panics (which poisons the engine) where one holds another position,
 //! or another past, than its sequence has. Its "logits" are peaked at a function of that digest, so a reply depends on
 //! every token of its past as it is found on the pages; [`reply`] computes the same from the prompt alone.
-#![cfg(test)]
-
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -52,8 +50,11 @@ pub(super) struct Seen {
     pub most_rows: usize,
     pub most_logits: usize,
     pub copies: u64,
-    /// Sequences fed and not retired.
-    pub live: HashSet<SeqId>,
+    pub rows: u64,
+    /// Sequences fed and not retired, each with the first token of its first span.
+    pub live: HashMap<SeqId, u32>,
+    /// First tokens of the sequences retired, in that order.
+    pub retired: Vec<u32>,
 }
 
 pub(super) struct CheckingExecutor {
@@ -133,7 +134,10 @@ impl Executor for CheckingExecutor {
         seen.steps += 1;
         seen.most_rows = seen.most_rows.max(rows);
         seen.most_logits = seen.most_logits.max(wanted);
-        seen.live.extend(spans.iter().map(|span| span.seq));
+        seen.rows += rows as u64;
+        for span in spans {
+            seen.live.entry(span.seq).or_insert(span.tokens[0]);
+        }
         if !self.row_time.is_zero() {
             std::thread::sleep(self.row_time * rows as u32);
         }
@@ -148,6 +152,8 @@ impl Executor for CheckingExecutor {
     }
 
     fn retire(&mut self, seq: SeqId) {
-        self.seen.lock().unwrap().live.remove(&seq);
+        let mut seen = self.seen.lock().unwrap();
+        let first = seen.live.remove(&seq);
+        seen.retired.extend(first);
     }
 }

@@ -15,7 +15,7 @@ use super::handle::Ticket;
 use super::ledger::{Ledger, RunningAccount};
 use super::request::{CachePolicy, FinishReason, GenerationRequest};
 use super::scheduler::{Prefilling, Scheduler};
-use super::sequence::{Choice, Phase, Running, Sequence};
+use super::sequence::{CacheVersion, Choice, Phase, Running, Sequence};
 use super::waiting_queue::Waiting;
 use crate::executor::{Executor, ExecutorError, SeqId, Span};
 use crate::page_pool::{PageCounts, PagePool, PageTable, Reservation};
@@ -50,6 +50,7 @@ pub(super) struct ContinuousBatch {
     scheduler: Scheduler,
     pool: PagePool,
     index: PageTrie,
+    version: CacheVersion,
     /// In order of admission.
     running: Vec<Running>,
     most_sequences: usize,
@@ -64,6 +65,7 @@ impl ContinuousBatch {
             scheduler: Scheduler::new(step_rows, config.stall_limit),
             pool: PagePool::new(geometry.pages),
             index: PageTrie::default(),
+            version: CacheVersion::default(),
             running: Vec::new(),
             most_sequences: most_sequences(geometry, step_rows),
             next_seq: 0,
@@ -118,7 +120,7 @@ impl ContinuousBatch {
 
     /// Starts a request in the room found for it.
     pub fn begin(&mut self, waiting: Waiting, place: Place, ledger: &mut Ledger) {
-        let Waiting { ticket, request, account, .. } = waiting;
+        let Waiting { ticket, request, lifetime, account } = waiting;
         let Place { prefix, promise } = place;
         let account = ledger.admit(account, request.prompt.len(), prefix.tokens);
         let sequence = Sequence {
@@ -130,7 +132,8 @@ impl ContinuousBatch {
         let first = self.choice(0, &request, sequence, &account);
         let until = shared_prompt(&request);
         let phase = Phase::Prefill { until };
-        self.running.push(Running { ticket, request, account, promise, phase, choices: vec![first] });
+        let (looked_up, choices) = (self.version, vec![first]);
+        self.running.push(Running { ticket, request, account, promise, phase, lifetime, looked_up, choices });
         if prefix.tokens == until {
             self.end_prefill(self.running.len() - 1);
         }
@@ -154,6 +157,7 @@ impl ContinuousBatch {
         // The last, partial page is still written to; it is cached when its choice ends.
         let full = first.sequence.fed / PAGE_TOKENS * PAGE_TOKENS;
         first.sequence.remember(full, &run.request, &mut self.index);
+        self.version.0 += 1;
         run.phase = Phase::Decode;
         for index in 1..self.running[at].request.n {
             let id = self.new_seq();
@@ -167,6 +171,7 @@ impl ContinuousBatch {
     /// Runs one step of everything that runs.
     pub fn step(&mut self, ledger: &mut Ledger) -> Result<Ended, ExecutorError> {
         let started = Instant::now();
+        self.look_up_again(ledger);
         let feeds = self.plan();
         self.prepare_pages(&feeds);
         let spans: Vec<Span<'_>> =
@@ -220,6 +225,27 @@ impl ContinuousBatch {
             ledger.totals.longest_stall_ms = ledger.totals.longest_stall_ms.max(took.as_millis() as u64);
         }
         Ok(Ended { choices, requests })
+    }
+
+    /// Lets requests that still read their prompts share what others have read since, so that requests which come at
+    /// once with a common beginning read it once. Only full pages are taken over: for each of them one promised page
+    /// is given back, so that every promise stays covered.
+    fn look_up_again(&mut self, ledger: &mut Ledger) {
+        for run in &mut self.running {
+            let Phase::Prefill { until } = run.phase else { continue };
+            if run.looked_up == self.version || run.request.cache == CachePolicy::Bypass {
+                continue;
+            }
+            run.looked_up = self.version;
+            let sequence = &mut run.choices[0].sequence;
+            let found = self.index.lookup(run.request.tenant, &run.request.prompt[..until - 1]).without_partial();
+            if found.tokens > sequence.fed {
+                run.account.found(found.tokens - sequence.fed, ledger);
+                run.promise.shrink_to(run.lifetime.pages - found.full_pages());
+                sequence.fed = found.tokens;
+                sequence.pages = PageTable::from_shared(found.pages);
+            }
+        }
     }
 
     /// Which choice feeds how many rows: every decode, and the chunks the scheduler allows beside them.

@@ -156,18 +156,19 @@ impl<'a> EngineThread<'a> {
             lifetime(&request, geometry, self.batch.most_sequences())
         };
         match verdict {
-            Ok(_) if self.waiting.len() >= self.queue_limit => self.ledger.reject(account, self.queue_full()),
             Ok(lifetime) => self.waiting.push(Waiting { ticket, request, lifetime, account }),
-            Err(reason) => self.ledger.reject(account, reason),
+            Err(reason) => return self.ledger.reject(account, reason),
         }
         // A burst is admitted as it is read, so that only requests that must wait count against the queue.
         self.admit();
-    }
-
-    fn queue_full(&self) -> Reject {
-        let waiting = self.waiting.len();
-        let wait = (waiting + 1) as f64 * self.ends.seconds;
-        Reject::QueueFull { waiting, retry_after_s: wait.clamp(RETRY_AFTER_S.0, RETRY_AFTER_S.1).ceil() as u32 }
+        if self.waiting.len() > self.queue_limit
+            && let Some(Waiting { account, .. }) = self.waiting.remove(ticket)
+        {
+            let waiting = self.waiting.len();
+            let wait = (waiting + 1) as f64 * self.ends.seconds;
+            let retry_after_s = wait.clamp(RETRY_AFTER_S.0, RETRY_AFTER_S.1).ceil() as u32;
+            self.ledger.reject(account, Reject::QueueFull { waiting, retry_after_s });
+        }
     }
 
     fn cancel(&mut self, ticket: Ticket) {

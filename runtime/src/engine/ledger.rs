@@ -52,6 +52,12 @@ pub(super) struct RunningAccount {
 }
 
 impl RunningAccount {
+    /// `tokens` more of the prompt turned out to be cached.
+    pub fn found(&mut self, tokens: usize, ledger: &mut Ledger) {
+        self.usage.cached += tokens as u32;
+        ledger.totals.cached_tokens += tokens as u64;
+    }
+
     /// `rows` rows of the prompt were fed.
     pub fn fed(&mut self, rows: usize) {
         self.usage.prefilled += rows as u32;

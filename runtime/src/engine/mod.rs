@@ -12,6 +12,7 @@
 //! - `ledger`: one account per request, one terminal.
 
 mod admission;
+#[cfg(test)]
 mod checking_executor;
 mod config;
 mod continuous_batch;
@@ -22,6 +23,7 @@ mod request;
 mod scheduler;
 mod sequence;
 mod status;
+#[cfg(test)]
 mod tests;
 mod waiting_queue;
 

@@ -201,7 +201,8 @@ pub enum Reject {
 pub enum Event {
     /// It runs.
     Admitted {
-        /// Tokens of its prompt that need no prefill.
+        /// Tokens of its prompt that need no prefill. More may turn up while it reads its prompt, when another request
+        /// has read the same; the terminal's [`Usage`] counts those too.
         cached: u32,
     },
     /// A piece of the prompt was read.

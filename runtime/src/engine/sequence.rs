@@ -5,6 +5,7 @@
 
 use plimsoll_kernels::PAGE_TOKENS;
 
+use super::admission::Lifetime;
 use super::handle::Ticket;
 use super::ledger::{ChoiceLine, RunningAccount};
 use super::request::{CachePolicy, GenerationRequest};
@@ -71,6 +72,10 @@ pub(super) enum Phase {
     Decode,
 }
 
+/// Counts what the prefix index was told to remember: a lookup is repeated only where it may find more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct CacheVersion(pub u64);
+
 /// An admitted request.
 #[derive(Debug)]
 pub(super) struct Running {
@@ -80,6 +85,9 @@ pub(super) struct Running {
     /// Pages it may still take.
     pub promise: Reservation,
     pub phase: Phase,
+    pub lifetime: Lifetime,
+    /// State of the cache when its prompt was looked up last.
+    pub looked_up: CacheVersion,
     /// Choices that have not ended; never empty between steps.
     pub choices: Vec<Choice>,
 }

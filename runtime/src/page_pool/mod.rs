@@ -15,6 +15,7 @@
 //! The pool lives on the engine thread; its values are deliberately not `Send`. The idea of pages is PagedAttention
 //! (Kwon et al. 2023); promising a request's full lifetime is this project's budget contract.
 
+#[cfg(test)]
 mod naive;
 mod page_table;
 
@@ -151,6 +152,13 @@ impl Reservation {
     /// Pages that may still be taken.
     pub fn left(&self) -> usize {
         self.left
+    }
+
+    /// Gives back what is promised beyond `left` pages.
+    pub fn shrink_to(&mut self, left: usize) {
+        let spare = self.left.saturating_sub(left);
+        self.pool.holds.borrow_mut().promised -= spare;
+        self.left -= spare;
     }
 
     /// Takes one promised page, its contents undefined; cached pages are evicted if no page is free.
@@ -317,6 +325,16 @@ mod tests {
         assert_eq!(pool.counts().available(), 0);
         drop(promise);
         assert_eq!(pool.counts().available(), 3);
+    }
+
+    #[test]
+    fn a_promise_that_shrinks_gives_the_rest_to_others() {
+        let pool = PagePool::new(4);
+        let mut promise = pool.reserve(4).unwrap();
+        promise.shrink_to(5);
+        assert_eq!(promise.left(), 4);
+        promise.shrink_to(1);
+        assert_eq!((promise.left(), pool.counts().available()), (1, 3));
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! The page pool's obviously right twin: a list of holds that is counted afresh for every question.
 //!
 //! The oracle of the property test beside it; never used in production.
-#![cfg(test)]
-
 use plimsoll_kernels::PageIndex;
 
 use super::PageCounts;

@@ -17,6 +17,7 @@
 //!
 //! The idea is RadixAttention (SGLang, Zheng et al. 2024), with pages instead of tokens as edges.
 
+#[cfg(test)]
 mod naive;
 mod page_trie;
 

@@ -1,8 +1,6 @@
 //! The prefix index's obviously right twin: a flat list of prefixes, searched by brute force.
 //!
 //! The oracle of the property test; never used in production.
-#![cfg(test)]
-
 use plimsoll_kernels::PAGE_TOKENS;
 
 use super::{CachedPrefix, PrefixIndex, common_prefix};
