@@ -1,1 +1,0 @@
-//! Presets: what the product serves under one name.

@@ -1,1 +1,0 @@
-//! How a model name becomes a file on disk.
