@@ -3,6 +3,12 @@
 //! A command prints results on stdout, everything for people's eyes (progress, hints, the log) on stderr, and
 //! returns its exit code: 0 done, 1 failed, 2 wrong use.
 
+mod context;
+mod models;
+mod origin;
+mod presets;
+mod pull;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -16,11 +22,21 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {}
+enum Command {
+    Pull(pull::Pull),
+    Models(models::Models),
+    Presets(presets::Presets),
+    Context(context::Context),
+}
 
 impl Cli {
     /// Runs the chosen command to its end.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        match self.command {}
+        match self.command {
+            Command::Pull(command) => command.run(),
+            Command::Models(command) => command.run(),
+            Command::Presets(command) => command.run(),
+            Command::Context(command) => command.run(),
+        }
     }
 }
