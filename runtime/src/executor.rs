@@ -54,9 +54,15 @@ pub trait Executor: Send {
     /// One line for people: device, threads, cache type.
     fn describe(&self) -> String;
     /// Runs one step. Returns the logits `[spans with logits, vocab]`, in span order.
+    ///
+    /// Spans belong to distinct sequences, have at least one token, and together at most `max_rows` tokens and
+    /// `max_logits` wanted logits. No page slot that is written is visible to another span: shared pages are full, or
+    /// were copied with [`Executor::copy_page`] before. A sequence may begin at `start > 0`: what is on its pages then
+    /// was computed by another sequence with the same tokens.
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<&[f32], ExecutorError>;
     /// Copies the contents of page `from` over page `to`.
     fn copy_page(&mut self, from: PageIndex, to: PageIndex);
-    /// The sequence has ended; an executor that keeps anything under its id lets go of it.
+    /// The sequence has ended, perhaps without ever having been fed; an executor that keeps anything under its id lets
+    /// go of it. Its pages may live on in the prefix index.
     fn retire(&mut self, seq: SeqId);
 }

@@ -62,7 +62,7 @@ impl ContinuousBatch {
         let geometry = executor.geometry();
         let step_rows = config.step_rows.clamp(1, geometry.max_rows);
         Self {
-            scheduler: Scheduler::new(step_rows, config.stall_limit),
+            scheduler: Scheduler::new(step_rows, config.stall_limit, config.step_limit),
             pool: PagePool::new(geometry.pages),
             index: PageTrie::default(),
             version: CacheVersion::default(),
@@ -218,7 +218,7 @@ impl ContinuousBatch {
         let requests = self.end_choices(ended, ledger);
 
         let took = started.elapsed();
-        self.scheduler.observe(decodes, rows - decodes, took);
+        self.scheduler.observe(rows - decodes, took);
         ledger.totals.steps += 1;
         ledger.totals.rows_fed += rows as u64;
         if decodes > 0 {

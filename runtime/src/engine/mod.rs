@@ -3,6 +3,43 @@
 //! One thread owns the executor and all caches. Everything else holds an [`EngineHandle`]. A request is admitted for
 //! its full lifetime, produces events, and is closed by exactly one [`Terminal`].
 //!
+//! ```
+//! use plimsoll_runtime::engine::{
+//!     CachePolicy, Engine, EngineConfig, Event, GenerationRequest, RequestId, SamplingParams, TenantId, Terminal,
+//! };
+//! use plimsoll_runtime::simulated::{IM_END, SimulatedExecutor, SimulatedLimits, SimulationScript, encode};
+//!
+//! let script = r#"{"model": "m", "dialect": "chatml", "window": 4096, "replies": ["Aye."]}"#;
+//! let script = SimulationScript::parse(script).unwrap();
+//! let executor = SimulatedExecutor::new(&script, SimulatedLimits::for_window(script.window));
+//! let engine = Engine::start(Box::new(executor), EngineConfig::default());
+//!
+//! let mut generation = engine.submit(GenerationRequest {
+//!     id: RequestId(1),
+//!     tenant: TenantId(0),
+//!     prompt: encode("<|im_start|>user\nReady?<|im_end|>\n<|im_start|>assistant\n"),
+//!     reply_cap: 100,
+//!     reserve_beyond: 0,
+//!     n: 1,
+//!     sampling: SamplingParams::default(),
+//!     end_tokens: vec![IM_END],
+//!     min_tokens: 0,
+//!     ignore_end: false,
+//!     banned: vec![],
+//!     cache: CachePolicy::Default,
+//! });
+//! let mut reply = Vec::new();
+//! while let Some(event) = generation.blocking_next() {
+//!     match event {
+//!         Event::Token { token, .. } => reply.push(token.token),
+//!         Event::Done(Terminal::Finished(usage)) => assert_eq!(usage.completion, 4),
+//!         _ => {}
+//!     }
+//! }
+//! assert_eq!(reply, encode("Aye."));
+//! assert_eq!(engine.status().totals.finished, 1);
+//! ```
+//!
 //! - `request`: what goes in and what comes out. `config`: limits. `status`: what the engine says about itself.
 //! - `handle`: transport: commands, handles, the receiving end of a request.
 //! - `engine_thread`: the loop.

@@ -1,8 +1,8 @@
 //! The policy of one step: decodes first, prefill chunks in what is left.
 //!
 //! It sees counts and returns counts; it holds no sequence and knows no page. Chunks are sized by measurement: a step
-//! that both decodes and prefills is kept below the stall limit, a step that only prefills takes as many rows as the
-//! executor does. Between tenants the first chunk of a step goes round; within a tenant the oldest prompt comes first.
+//! that both decodes and prefills is kept below the stall limit, a step that only prefills below the longer step limit.
+//! Between tenants the first chunk of a step goes round; within a tenant the oldest prompt comes first.
 //!
 //! The idea of chunked prefill is Sarathi-Serve's (Agrawal et al. 2024).
 
@@ -10,11 +10,14 @@ use std::time::Duration;
 
 use super::request::TenantId;
 
-/// Rows of a chunk beside decodes before anything was measured: one page.
+/// Rows of a chunk before anything was measured, and the least of a step that only prefills: one page, enough to be
+/// worth a pass over the weights.
 const FIRST_CHUNK: usize = 32;
-/// The least rows of a chunk, whatever was measured: prompts make progress on any hardware.
+/// The least rows of a chunk beside decodes, whatever was measured: prompts make progress on any hardware.
 const LEAST_CHUNK: usize = 8;
-/// Part of the stall limit that is planned for; the rest absorbs noise.
+/// Steps with fewer prefill rows say more about the cost of a pass over the weights than about the cost of a row.
+const LEAST_SAMPLE: usize = 8;
+/// Part of a limit that is planned for; the rest absorbs noise.
 const PLANNED: f64 = 0.8;
 /// How fast measured costs follow an increase and a decrease, per step. Costs rise fast (a stall is felt at once) and
 /// fall slowly (one quick step proves little).
@@ -40,8 +43,10 @@ pub(super) struct Chunk {
 #[derive(Debug)]
 pub(super) struct Scheduler {
     step_rows: usize,
+    /// Seconds that a step may take with decodes in it, and without.
     stall_limit: f64,
-    /// Seconds of a step that only decodes.
+    step_limit: f64,
+    /// Seconds of a step that only decodes: what any step costs before its first prefill row.
     decode: Option<f64>,
     /// Seconds per prefill row.
     row: Option<f64>,
@@ -56,20 +61,20 @@ fn follow(estimate: &mut Option<f64>, measured: f64) {
 }
 
 impl Scheduler {
-    pub fn new(step_rows: usize, stall_limit: Duration) -> Self {
-        Self { step_rows, stall_limit: stall_limit.as_secs_f64(), decode: None, row: None, last_turn: None }
+    pub fn new(step_rows: usize, stall_limit: Duration, step_limit: Duration) -> Self {
+        let (stall_limit, step_limit) = (stall_limit.as_secs_f64(), step_limit.as_secs_f64());
+        Self { step_rows, stall_limit, step_limit, decode: None, row: None, last_turn: None }
     }
 
     /// Rows that prefill may have in a step with so many decodes.
     fn prefill_rows(&self, decodes: usize) -> usize {
         let room = self.step_rows.saturating_sub(decodes);
-        if decodes == 0 {
-            return room;
-        }
+        let (limit, least) =
+            if decodes == 0 { (self.step_limit, FIRST_CHUNK) } else { (self.stall_limit, LEAST_CHUNK) };
         let Some(row) = self.row else { return room.min(FIRST_CHUNK) };
-        let time = self.stall_limit * PLANNED - self.decode.unwrap_or(0.0);
+        let time = limit * PLANNED - self.decode.unwrap_or(0.0);
         let rows = (time / row.max(1e-9)).max(0.0) as usize;
-        room.min(rows.max(LEAST_CHUNK))
+        room.min(rows.max(least))
     }
 
     /// The prefill chunks of the next step, beside `decodes` decodes.
@@ -93,15 +98,15 @@ impl Scheduler {
         chunks
     }
 
-    /// A step with so many decodes and prefill rows took `seconds`.
-    pub fn observe(&mut self, decodes: usize, prefill_rows: usize, took: Duration) {
+    /// A step with so many prefill rows took so long.
+    pub fn observe(&mut self, prefill_rows: usize, took: Duration) {
         let took = took.as_secs_f64();
         if prefill_rows == 0 {
             follow(&mut self.decode, took);
-            return;
+        } else if prefill_rows >= LEAST_SAMPLE {
+            let rows = (took - self.decode.unwrap_or(0.0)).max(0.0);
+            follow(&mut self.row, rows / prefill_rows as f64);
         }
-        let base = if decodes == 0 { 0.0 } else { self.decode.unwrap_or(0.0) };
-        follow(&mut self.row, (took - base).max(0.0) / prefill_rows as f64);
     }
 }
 
@@ -117,46 +122,71 @@ mod tests {
         chunks.iter().map(|c| c.rows).sum()
     }
 
+    fn scheduler(step_rows: usize) -> Scheduler {
+        Scheduler::new(step_rows, Duration::from_millis(80), Duration::from_millis(500))
+    }
+
     #[test]
     fn prompts_alone_fill_the_step_in_order_of_arrival() {
-        let mut scheduler = Scheduler::new(100, Duration::from_millis(80));
+        let mut scheduler = scheduler(100);
+        scheduler.observe(32, Duration::from_millis(1));
         let chunks = scheduler.plan(0, &[prompt(0, 0, 70), prompt(1, 0, 70), prompt(2, 0, 70)]);
         assert_eq!(chunks, [Chunk { request: 0, rows: 70 }, Chunk { request: 1, rows: 30 }]);
     }
 
     #[test]
     fn tenants_take_turns_at_the_first_chunk() {
-        let mut scheduler = Scheduler::new(10, Duration::from_millis(80));
+        let mut scheduler = scheduler(10);
         let prompts = [prompt(0, 3, 500), prompt(1, 3, 500), prompt(2, 1, 500), prompt(3, 2, 500)];
         let firsts: Vec<usize> = (0..6).map(|_| scheduler.plan(0, &prompts)[0].request).collect();
         assert_eq!(firsts, [2, 3, 0, 2, 3, 0]);
     }
 
-    /// A machine on which a row costs 2 ms and a decode step 20 ms.
-    fn seconds(decodes: usize, rows: usize) -> Duration {
-        Duration::from_millis(20 * u64::from(decodes > 0) + 2 * rows as u64)
+    /// A machine on which a row costs 2 ms and a pass over the weights 20 ms.
+    fn cost(rows: usize) -> Duration {
+        Duration::from_millis(20 + 2 * rows as u64)
+    }
+
+    /// Rows of 50 steps over one endless prompt beside `decodes` decodes.
+    fn run(scheduler: &mut Scheduler, decodes: usize) -> Vec<usize> {
+        let step = |_| {
+            let planned = rows(&scheduler.plan(decodes, &[prompt(0, 0, 100_000)]));
+            scheduler.observe(planned, cost(planned));
+            planned
+        };
+        (0..50).map(step).collect()
     }
 
     #[test]
-    fn chunks_beside_decodes_settle_below_the_stall_limit_and_use_most_of_it() {
-        let mut scheduler = Scheduler::new(512, Duration::from_millis(80));
-        scheduler.observe(4, 0, seconds(4, 0));
-        let mut last = 0;
-        for step in 0..50 {
-            last = rows(&scheduler.plan(4, &[prompt(0, 0, 100_000)]));
-            let took = seconds(4, last);
-            scheduler.observe(4, last, took);
-            assert!(step == 0 || took <= Duration::from_millis(80), "step {step} of {last} rows took {took:?}");
+    fn chunks_settle_below_the_limits_and_use_most_of_them() {
+        let mut scheduler = scheduler(512);
+        scheduler.observe(0, cost(0));
+        for (decodes, limit) in [(0, 500), (4, 80), (0, 500)] {
+            let planned = run(&mut scheduler, decodes);
+            let most = planned.iter().map(|rows| cost(*rows)).max().unwrap();
+            assert!(most <= Duration::from_millis(limit), "{most:?} of {limit} ms");
+            let last = cost(planned[49]);
+            assert!(last >= Duration::from_millis(limit * 7 / 10), "steps of {last:?} waste the limit of {limit} ms");
         }
-        assert!(last >= 20, "a chunk of {last} rows wastes the step");
-        assert_eq!(rows(&scheduler.plan(0, &[prompt(0, 0, 100_000)])), 512);
+    }
+
+    #[test]
+    fn a_prompt_of_one_row_says_nothing_about_the_cost_of_a_chunk() {
+        let mut scheduler = scheduler(512);
+        scheduler.observe(0, cost(0));
+        let settled = *run(&mut scheduler, 4).last().unwrap();
+        for _ in 0..20 {
+            scheduler.observe(1, cost(1));
+        }
+        assert_eq!(rows(&scheduler.plan(4, &[prompt(0, 0, 100_000)])), settled);
     }
 
     #[test]
     fn a_prompt_makes_progress_although_decodes_alone_are_too_slow() {
-        let mut scheduler = Scheduler::new(512, Duration::from_millis(80));
-        scheduler.observe(1, 0, Duration::from_millis(300));
-        scheduler.observe(0, 10, Duration::from_secs(1));
+        let mut scheduler = scheduler(512);
+        scheduler.observe(0, Duration::from_millis(300));
+        scheduler.observe(10, Duration::from_secs(9));
         assert_eq!(rows(&scheduler.plan(1, &[prompt(0, 0, 1000)])), LEAST_CHUNK);
+        assert_eq!(rows(&scheduler.plan(0, &[prompt(0, 0, 1000)])), FIRST_CHUNK);
     }
 }
