@@ -28,6 +28,10 @@ pub enum DeviceError {
     UnsupportedFormat { format: GgmlType, supported: String },
     #[error("allocating {bytes} bytes for {what} failed")]
     OutOfMemory { what: &'static str, bytes: usize },
+    #[error("this processor has no {wanted} instructions; it has {available}")]
+    MissingInstructions { wanted: &'static str, available: String },
+    #[error("starting {threads} threads failed: {source}")]
+    Threads { threads: usize, source: std::io::Error },
 }
 
 /// A weight matrix as it lies in a file: `rows` output features of `cols` input features each, row-major.
@@ -203,7 +207,7 @@ pub trait Device: Send + Sync + 'static {
     fn buffer(&self, width: usize, max_rows: usize) -> Result<Self::Buffer, DeviceError>;
     /// Makes a page store of `count` pages; its bytes are exactly `count * layout.page_bytes()`.
     fn pages(&self, layout: KvLayout, count: usize) -> Result<Self::Pages, DeviceError>;
-    /// Bytes of scratch memory the device holds for itself, for batches of at most `max_rows` rows.
+    /// Bytes of scratch memory the device holds for itself, fixed when it was made.
     fn scratch_bytes(&self) -> usize;
 
     /// `out[r] = table[tokens[r]]`; `out` is `[tokens, table.cols]`.
