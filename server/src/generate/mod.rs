@@ -1,0 +1,14 @@
+//! From a request to its reply: the output pipeline.
+//!
+//! token -> bytes -> UTF-8 -> stop strings -> reasoning / tool calls -> wire. Each stage holds back only what could
+//! still change meaning. Streams and whole answers are made of the same updates, so they are equal.
+//!
+//! - [`model_text`]: what a model's tokens mean; the only part that differs between models.
+//! - [`choice`]: the pipeline of one choice.
+//! - [`reply`]: all choices of one prompt, as the engine generates them.
+//! - [`deliver`]: updates as one object or as server-sent events, with keep-alives.
+
+pub mod choice;
+pub mod deliver;
+pub mod model_text;
+pub mod reply;

@@ -1,0 +1,90 @@
+//! What a model's tokens mean: the border between the server and a model's tokenizer, template and dialect.
+//!
+//! Two things stand behind it: a model file's own text side, and the plain text side of the simulated engine. Types
+//! and contracts only.
+
+use plimsoll_models::chat::{Message, Tool};
+use serde_json::{Map, Value};
+
+use crate::wire::error::ServerError;
+
+/// A conversation to render.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversation<'a> {
+    /// Canonical messages.
+    pub messages: &'a [Message],
+    /// Tools the model is told of.
+    pub tools: &'a [Tool],
+    /// Extra variables of the template.
+    pub variables: &'a Map<String, Value>,
+}
+
+/// A rendered prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// As text, for people.
+    pub text: String,
+    /// As tokens, for the model. Special tokens stand only where the template put them, never where a message has
+    /// text that looks like one.
+    pub tokens: Vec<u32>,
+}
+
+/// What a splitter is certain of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SplitPiece {
+    /// Visible text.
+    Text(String),
+    /// Reasoning.
+    Reasoning(String),
+    /// A tool call begins.
+    CallBegin {
+        /// The tool's name.
+        name: String,
+    },
+    /// More of its arguments, as JSON text.
+    CallArguments(String),
+    /// It is complete.
+    CallEnd,
+}
+
+/// Splits a reply into text, reasoning and tool calls while it arrives.
+pub trait Splitter: Send {
+    /// What is certain after more text.
+    fn feed(&mut self, text: &str) -> Vec<SplitPiece>;
+    /// The end of the reply: what was held back.
+    fn finish(&mut self) -> Vec<SplitPiece>;
+}
+
+/// Everything is text: raw completions.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlainSplitter;
+
+impl Splitter for PlainSplitter {
+    fn feed(&mut self, text: &str) -> Vec<SplitPiece> {
+        vec![SplitPiece::Text(text.to_owned())]
+    }
+
+    fn finish(&mut self) -> Vec<SplitPiece> {
+        Vec::new()
+    }
+}
+
+/// The text side of a model.
+pub trait ModelText: Send + Sync {
+    /// Tokens of the vocabulary; ids are below.
+    fn vocab(&self) -> usize;
+    /// Tokens that end a reply.
+    fn end_tokens(&self) -> &[u32];
+    /// Tokens that must never be generated.
+    fn banned(&self) -> &[u32];
+    /// A conversation as the model's prompt.
+    fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, ServerError>;
+    /// Raw text as tokens, with the beginning the model expects. Special tokens in it are text.
+    fn encode(&self, text: &str) -> Vec<u32>;
+    /// Text that goes on in the middle (sequence breakers): no beginning is added.
+    fn encode_part(&self, text: &str) -> Vec<u32>;
+    /// What a token says in a reply; empty for control tokens that the dialect does not read.
+    fn token_bytes(&self, token: u32) -> Vec<u8>;
+    /// A splitter for one reply to this conversation.
+    fn splitter(&self, conversation: Conversation<'_>) -> Box<dyn Splitter>;
+}

@@ -1,0 +1,193 @@
+//! The reply to one prompt: all its choices, as the engine generates them.
+//!
+//! Owns the generation and the pipelines of its choices. Dropping a reply cancels it in the engine. Never writes JSON.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use futures_util::stream::{BoxStream, StreamExt, unfold};
+use plimsoll_runtime::engine::{Event, Generation, Terminal, TokenOut};
+
+use super::choice::ChoicePipeline;
+use super::model_text::ModelText;
+use crate::http::drain::{Drain, Phase};
+use crate::wire::error::ServerError;
+use crate::wire::reply::{ChoiceUpdate, Progress, TokenReport};
+
+/// What a reply says next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// The prompt has come so far.
+    Progress(Progress),
+    /// A choice grew or ended.
+    Update(ChoiceUpdate),
+    /// All choices have ended.
+    Done(Counted),
+}
+
+/// What a reply used, in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// The prompt.
+    pub prompt: u32,
+    /// Of these, from the prefix cache.
+    pub cached: u32,
+    /// All choices.
+    pub completion: u32,
+    /// The longest choice.
+    pub longest_choice: u32,
+    /// Of the completion, reasoning.
+    pub reasoning: u32,
+}
+
+/// Steps until [`Step::Done`] or an error; nothing follows either.
+pub type Steps = BoxStream<'static, Result<Step, ServerError>>;
+
+/// One prompt's reply while it is generated.
+pub struct Reply {
+    generation: Option<Generation>,
+    /// Seen while the caller waited for the verdict on admission.
+    first: Option<Event>,
+    text: Arc<dyn ModelText>,
+    choices: Vec<ChoicePipeline>,
+    progress: Progress,
+    started: Instant,
+    drain: Drain,
+    /// Tokens of the longest choice so far, for the session's meter.
+    live: Arc<AtomicU32>,
+}
+
+impl Reply {
+    /// Takes charge of a generation. `choices` has one pipeline per choice, in order.
+    pub fn new(
+        generation: Generation,
+        text: Arc<dyn ModelText>,
+        choices: Vec<ChoicePipeline>,
+        prompt: u32,
+        drain: Drain,
+        live: Arc<AtomicU32>,
+    ) -> Self {
+        Self {
+            generation: Some(generation),
+            first: None,
+            text,
+            choices,
+            progress: Progress { total: prompt, ..Progress::default() },
+            started: Instant::now(),
+            drain,
+            live,
+        }
+    }
+
+    /// Waits a moment for the engine's verdict, so that a refusal can still be an HTTP status. A request that waits in
+    /// the queue longer than that is under way.
+    pub async fn admitted(&mut self, patience: std::time::Duration) -> Result<(), ServerError> {
+        let Some(generation) = &mut self.generation else { return Ok(()) };
+        match tokio::time::timeout(patience, generation.next()).await {
+            Err(_) => Ok(()),
+            Ok(None) => Err(ServerError::Engine("it let go of the request".into())),
+            Ok(Some(Event::Done(Terminal::Rejected(reject)))) => Err(ServerError::Rejected(reject)),
+            Ok(Some(event)) => {
+                self.first = Some(event);
+                Ok(())
+            }
+        }
+    }
+
+    /// The reply as a stream of steps. `offset` is added to the numbers of its choices.
+    pub fn into_steps(self, offset: u32) -> Steps {
+        unfold(Some(self), move |reply| async move {
+            let mut reply = reply?;
+            let step = reply.next().await;
+            match step {
+                Ok(Step::Update(mut update)) => {
+                    update.choice += offset;
+                    Some((Ok(Step::Update(update)), Some(reply)))
+                }
+                Ok(Step::Progress(_)) => Some((step, Some(reply))),
+                Ok(Step::Done(_)) | Err(_) => Some((step, None)),
+            }
+        })
+        .boxed()
+    }
+
+    async fn next(&mut self) -> Result<Step, ServerError> {
+        loop {
+            if self.choices.iter().all(ChoicePipeline::ended) {
+                // Letting go of the generation frees its pages although the engine may still be at it.
+                self.generation = None;
+                return Ok(Step::Done(self.counted()));
+            }
+            let Some(generation) = &mut self.generation else {
+                return Err(ServerError::Engine("it let go of the request".into()));
+            };
+            let event = match self.first.take() {
+                Some(event) => Some(event),
+                None => tokio::select! {
+                    biased;
+                    event = generation.next() => event,
+                    () = self.drain.reached(Phase::Closing) => return Err(ServerError::ShutDown),
+                },
+            };
+            let Some(event) = event else {
+                return Err(ServerError::Engine("it let go of the request".into()));
+            };
+            if let Some(step) = self.take(event)? {
+                return Ok(step);
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) -> Result<Option<Step>, ServerError> {
+        match event {
+            Event::Admitted { cached } => {
+                self.progress.cached = cached;
+                self.progress.processed = cached;
+                Ok(Some(self.progress()))
+            }
+            Event::Prefill { processed, total } => {
+                self.progress.processed = processed;
+                self.progress.total = total;
+                Ok(Some(self.progress()))
+            }
+            Event::Token { choice, token } => Ok(self.token(choice, &token)),
+            Event::ChoiceFinished { choice, reason } => {
+                let Some(pipeline) = self.choices.get_mut(choice as usize) else { return Ok(None) };
+                Ok(pipeline.finish(reason).map(Step::Update))
+            }
+            Event::Done(Terminal::Finished(_)) => Err(ServerError::Engine("it ended before all choices did".into())),
+            Event::Done(Terminal::Cancelled(_)) => Err(ServerError::ShutDown),
+            Event::Done(Terminal::Rejected(reject)) => Err(ServerError::Rejected(reject)),
+            Event::Done(Terminal::Failed(reason)) => Err(ServerError::Engine(reason)),
+        }
+    }
+
+    fn token(&mut self, choice: u32, token: &TokenOut) -> Option<Step> {
+        let pipeline = self.choices.get_mut(choice as usize)?;
+        let bytes = self.text.token_bytes(token.token);
+        let report = token.logprob.map(|logprob| TokenReport {
+            bytes: bytes.clone(),
+            logprob,
+            top: token.top.iter().map(|other| (self.text.token_bytes(other.token), other.logprob)).collect(),
+        });
+        let update = pipeline.token(&bytes, report);
+        self.live.fetch_max(pipeline.generated(), Ordering::Relaxed);
+        update.map(Step::Update)
+    }
+
+    fn progress(&mut self) -> Step {
+        self.progress.time_ms = self.started.elapsed().as_millis() as u64;
+        Step::Progress(self.progress)
+    }
+
+    fn counted(&self) -> Counted {
+        Counted {
+            prompt: self.progress.total,
+            cached: self.progress.cached,
+            completion: self.choices.iter().map(ChoicePipeline::generated).sum(),
+            longest_choice: self.choices.iter().map(ChoicePipeline::generated).max().unwrap_or(0),
+            reasoning: self.choices.iter().map(ChoicePipeline::reasoning_tokens).sum(),
+        }
+    }
+}
