@@ -1,9 +1,19 @@
 //! An inference server for local models with context budgeting built into the engine.
 //!
 //! - [`wire`]: JSON in, canonical values out, and back.
-//! - [`http`]: sockets, rules and routes.
+//! - [`generate`]: from a request to its reply.
+//! - [`sessions`]: which conversation a request belongs to, and its meter.
+//! - [`catalog`]: what is served under which name.
+//! - [`http`]: sockets, and the rules of the door.
+//! - [`routes`]: the endpoints.
+//! - [`state`]: what all handlers share.
 //! - [`cli`]: the commands of `plimsoll`.
 
+pub mod catalog;
 pub mod cli;
+pub mod generate;
 pub mod http;
+pub mod routes;
+pub mod sessions;
+pub mod state;
 pub mod wire;

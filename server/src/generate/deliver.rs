@@ -35,14 +35,14 @@ pub trait ReplyFormat: Send {
     fn whole(&self, choices: Vec<WholeChoice>, tail: &Tail) -> Value;
 }
 
-/// Makes the tail when the numbers are known, and records them with the session.
-pub type Ending = Box<dyn FnOnce(&[Counted]) -> Tail + Send>;
+/// Makes the tail when all is said: from the numbers of each prompt's reply and from the first choice.
+pub type Ending = Box<dyn FnOnce(&[Counted], &WholeChoice) -> Tail + Send>;
 
 /// A reply that is ready to be delivered.
 pub struct Delivery {
     /// The steps of each prompt's reply.
     pub steps: Vec<Steps>,
-    /// Choices over all prompts.
+    /// Choices over all prompts, at least 1.
     pub choices: u32,
     /// The API's JSON.
     pub format: Box<dyn ReplyFormat>,
@@ -70,7 +70,7 @@ pub async fn whole(delivery: Delivery) -> Result<Value, ServerError> {
             Step::Done(numbers) => counted.push(numbers),
         }
     }
-    let tail = ending(&counted);
+    let tail = ending(&counted, &collected[0]);
     Ok(format.whole(collected, &tail))
 }
 
@@ -125,6 +125,7 @@ async fn run(delivery: Delivery, silence: Duration, events: &Events) -> Result<(
     }
     let started = Instant::now();
     let mut counted = Vec::with_capacity(steps.len());
+    let mut first_choice = WholeChoice::default();
     let mut steps = futures_util::stream::select_all(steps);
     let mut progress = Progress::default();
     let mut last_sent = tokio::time::Instant::now();
@@ -148,6 +149,9 @@ async fn run(delivery: Delivery, silence: Duration, events: &Events) -> Result<(
             Some(Step::Done(numbers)) => counted.push(numbers),
             Some(Step::Update(update)) => {
                 let ends = update.finish.is_some();
+                if update.choice == 0 {
+                    first_choice.take(update.clone());
+                }
                 let mut chunks = format.update(update);
                 let end = if ends { chunks.pop() } else { None };
                 for chunk in held.take().into_iter().chain(chunks) {
@@ -158,7 +162,7 @@ async fn run(delivery: Delivery, silence: Duration, events: &Events) -> Result<(
             }
         }
     }
-    let tail = ending(&counted);
+    let tail = ending(&counted, &first_choice);
     let mut last = Vec::new();
     last.extend(held);
     last.extend(format.usage(&tail));

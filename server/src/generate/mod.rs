@@ -6,9 +6,11 @@
 //! - [`model_text`]: what a model's tokens mean; the only part that differs between models.
 //! - [`choice`]: the pipeline of one choice.
 //! - [`reply`]: all choices of one prompt, as the engine generates them.
+//! - [`submit`]: the budget, the session and the engine, in this order.
 //! - [`deliver`]: updates as one object or as server-sent events, with keep-alives.
 
 pub mod choice;
 pub mod deliver;
 pub mod model_text;
 pub mod reply;
+pub mod submit;

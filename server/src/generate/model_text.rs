@@ -85,6 +85,8 @@ pub trait ModelText: Send + Sync {
     fn encode_part(&self, text: &str) -> Vec<u32>;
     /// What a token says in a reply; empty for control tokens that the dialect does not read.
     fn token_bytes(&self, token: u32) -> Vec<u8>;
+    /// Any tokens as text, control tokens written out.
+    fn decode(&self, tokens: &[u32]) -> String;
     /// A splitter for one reply to this conversation.
     fn splitter(&self, conversation: Conversation<'_>) -> Box<dyn Splitter>;
 }

@@ -3,8 +3,8 @@
 //! Owns the generation and the pipelines of its choices. Dropping a reply cancels it in the engine. Never writes JSON.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{BoxStream, StreamExt, unfold};
 use plimsoll_runtime::engine::{Event, Generation, Terminal, TokenOut};
@@ -12,6 +12,7 @@ use plimsoll_runtime::engine::{Event, Generation, Terminal, TokenOut};
 use super::choice::ChoicePipeline;
 use super::model_text::ModelText;
 use crate::http::drain::{Drain, Phase};
+use crate::sessions::LiveCounts;
 use crate::wire::error::ServerError;
 use crate::wire::reply::{ChoiceUpdate, Progress, TokenReport};
 
@@ -54,8 +55,8 @@ pub struct Reply {
     progress: Progress,
     started: Instant,
     drain: Drain,
-    /// Tokens of the longest choice so far, for the session's meter.
-    live: Arc<AtomicU32>,
+    /// For the session's meter.
+    live: Arc<LiveCounts>,
 }
 
 impl Reply {
@@ -66,7 +67,7 @@ impl Reply {
         choices: Vec<ChoicePipeline>,
         prompt: u32,
         drain: Drain,
-        live: Arc<AtomicU32>,
+        live: Arc<LiveCounts>,
     ) -> Self {
         Self {
             generation: Some(generation),
@@ -82,7 +83,7 @@ impl Reply {
 
     /// Waits a moment for the engine's verdict, so that a refusal can still be an HTTP status. A request that waits in
     /// the queue longer than that is under way.
-    pub async fn admitted(&mut self, patience: std::time::Duration) -> Result<(), ServerError> {
+    pub async fn admitted(&mut self, patience: Duration) -> Result<(), ServerError> {
         let Some(generation) = &mut self.generation else { return Ok(()) };
         match tokio::time::timeout(patience, generation.next()).await {
             Err(_) => Ok(()),
@@ -143,6 +144,7 @@ impl Reply {
         match event {
             Event::Admitted { cached } => {
                 self.progress.cached = cached;
+                self.live.cached.store(cached, Ordering::Relaxed);
                 self.progress.processed = cached;
                 Ok(Some(self.progress()))
             }
@@ -154,7 +156,9 @@ impl Reply {
             Event::Token { choice, token } => Ok(self.token(choice, &token)),
             Event::ChoiceFinished { choice, reason } => {
                 let Some(pipeline) = self.choices.get_mut(choice as usize) else { return Ok(None) };
-                Ok(pipeline.finish(reason).map(Step::Update))
+                let update = pipeline.finish(reason);
+                self.live.completion.fetch_max(pipeline.generated(), Ordering::Relaxed);
+                Ok(update.map(Step::Update))
             }
             Event::Done(Terminal::Finished(_)) => Err(ServerError::Engine("it ended before all choices did".into())),
             Event::Done(Terminal::Cancelled(_)) => Err(ServerError::ShutDown),
@@ -172,7 +176,7 @@ impl Reply {
             top: token.top.iter().map(|other| (self.text.token_bytes(other.token), other.logprob)).collect(),
         });
         let update = pipeline.token(&bytes, report);
-        self.live.fetch_max(pipeline.generated(), Ordering::Relaxed);
+        self.live.completion.fetch_max(pipeline.generated(), Ordering::Relaxed);
         update.map(Step::Update)
     }
 

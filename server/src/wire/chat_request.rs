@@ -151,7 +151,8 @@ fn read_tool_choice(fields: &mut Fields) -> Result<ToolChoice, ServerError> {
     })
 }
 
-fn read_template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ServerError> {
+/// Takes the extra variables of the chat template.
+pub fn read_template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ServerError> {
     let param = fields.name("chat_template_kwargs");
     let mut variables = match fields.take("chat_template_kwargs") {
         None => Map::new(),
@@ -186,7 +187,7 @@ fn read_template_variables(fields: &mut Fields) -> Result<Map<String, Value>, Se
     Ok(variables)
 }
 
-fn read_delivery(fields: &mut Fields) -> Result<Delivery, ServerError> {
+pub(super) fn read_delivery(fields: &mut Fields) -> Result<Delivery, ServerError> {
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
     if !stream {
@@ -203,11 +204,6 @@ fn read_delivery(fields: &mut Fields) -> Result<Delivery, ServerError> {
         Some(mut options) => options.boolean("include_usage")?.unwrap_or(false),
     };
     Ok(Delivery::Stream { include_usage })
-}
-
-/// Reads delivery fields for the completions API, which shares them.
-pub(super) fn delivery_of(fields: &mut Fields) -> Result<Delivery, ServerError> {
-    read_delivery(fields)
 }
 
 pub(super) fn read_extensions(fields: &mut Fields, ignored: &mut Vec<String>) -> Result<Extensions, ServerError> {

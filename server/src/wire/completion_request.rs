@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::chat_request::{Delivery, Extensions, delivery_of, read_extensions};
+use super::chat_request::{Delivery, Extensions, read_delivery, read_extensions};
 use super::error::ServerError;
 use super::fields::{Fields, kind};
 use super::parameters::{LogprobsForm, ParameterDefaults, Parameters, tokens};
@@ -42,7 +42,7 @@ impl CompletionRequest {
         let prompt = fields.take("prompt").ok_or_else(|| ServerError::Missing { param: "prompt".into() })?;
         let prompts = read_prompts(prompt, defaults.vocab)?;
         let parameters = Parameters::read(&mut fields, defaults, LogprobsForm::Completions)?;
-        let delivery = delivery_of(&mut fields)?;
+        let delivery = read_delivery(&mut fields)?;
         let mut ignored = Vec::new();
         let extensions = read_extensions(&mut fields, &mut ignored)?;
         fields.refuse("suffix", "this server does not fill in the middle")?;

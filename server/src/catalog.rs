@@ -1,0 +1,117 @@
+//! What the server serves: models, and the names under which they are offered.
+//!
+//! A preset's name and the raw model's id are two names of one loaded model; they differ in budget and sampling. Owns
+//! the lookup. Never loads anything.
+
+use std::sync::Arc;
+
+use plimsoll_runtime::budget::Budget;
+use plimsoll_runtime::engine::{EngineHandle, SamplingParams};
+
+use crate::generate::model_text::ModelText;
+use crate::wire::error::ServerError;
+use crate::wire::messages::Media;
+use crate::wire::model_list::ListedModel;
+use crate::wire::parameters::ParameterDefaults;
+
+/// A model that is loaded and running.
+#[derive(Clone)]
+pub struct LoadedModel {
+    /// Its text side.
+    pub text: Arc<dyn ModelText>,
+    /// Its engine.
+    pub engine: EngineHandle,
+    /// The longest sequence the model was made for, in tokens.
+    pub trained_window: u32,
+}
+
+/// A model under one of its names.
+#[derive(Clone)]
+pub struct ServedModel {
+    /// Its id on the API.
+    pub id: String,
+    /// Its name for people.
+    pub display_name: String,
+    /// The model.
+    pub model: LoadedModel,
+    /// The window.
+    pub budget: Arc<Budget>,
+    /// What a request leaves out.
+    pub sampling: SamplingParams,
+    /// What happens to pictures and files.
+    pub media: Media,
+}
+
+impl ServedModel {
+    /// Defaults and limits of request parameters.
+    pub fn parameter_defaults(&self) -> ParameterDefaults {
+        ParameterDefaults { sampling: self.sampling.clone(), vocab: self.model.text.vocab() }
+    }
+
+    /// The longest prompt that is admitted with a reply of one token. Found by asking the budget, so that what is
+    /// advertised is what is enforced.
+    pub fn longest_prompt(&self) -> u32 {
+        use plimsoll_runtime::budget::Tokens;
+        match self.budget.admit(Tokens(u32::MAX), None, Tokens(0)) {
+            Err(overflow) => overflow.limit.0,
+            Ok(_) => self.budget.window.0,
+        }
+    }
+
+    /// As it is listed.
+    pub fn listed(&self, created: u64) -> ListedModel {
+        ListedModel {
+            id: self.id.clone(),
+            display_name: self.display_name.clone(),
+            created,
+            window: self.budget.window.0,
+            max_input: self.longest_prompt(),
+            max_output: self.budget.response.0,
+            trained_window: self.model.trained_window,
+            compaction: self.budget.compaction.0,
+        }
+    }
+}
+
+/// All names.
+#[derive(Clone, Default)]
+pub struct Catalog {
+    models: Vec<ServedModel>,
+}
+
+impl Catalog {
+    /// The first name is the default one. A name that is given twice means the first.
+    pub fn new(models: Vec<ServedModel>) -> Self {
+        Self { models }
+    }
+
+    /// All names, the default one first.
+    pub fn models(&self) -> &[ServedModel] {
+        &self.models
+    }
+
+    /// The model of that name.
+    pub fn find(&self, id: &str) -> Result<&ServedModel, ServerError> {
+        self.models.iter().find(|model| model.id == id).ok_or_else(|| ServerError::UnknownModel {
+            model: id.to_owned(),
+            known: self.models.iter().map(|model| model.id.as_str()).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The model that is meant where none is named.
+    pub fn default_model(&self) -> Option<&ServedModel> {
+        self.models.first()
+    }
+
+    /// Each engine once.
+    pub fn engines(&self) -> Vec<EngineHandle> {
+        let mut engines: Vec<(*const (), EngineHandle)> = Vec::new();
+        for served in &self.models {
+            let identity = Arc::as_ptr(&served.model.text).cast::<()>();
+            if !engines.iter().any(|(known, _)| *known == identity) {
+                engines.push((identity, served.model.engine.clone()));
+            }
+        }
+        engines.into_iter().map(|(_, engine)| engine).collect()
+    }
+}

@@ -1,0 +1,147 @@
+//! `POST /v1/completions`: raw prompts, no template, no tools.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use plimsoll_models::chat::{Message, Role};
+use plimsoll_runtime::engine::TenantId;
+use serde_json::Value;
+
+use super::chat_completions::{context_headers, event_stream, ignored_header, usage};
+use super::tokens::prepared;
+use crate::generate::deliver::{Delivery, ReplyFormat, stream, whole};
+use crate::generate::model_text::PlainSplitter;
+use crate::generate::reply::Counted;
+use crate::generate::submit::{Prepared, grant, submit};
+use crate::http::json_body::read_object;
+use crate::sessions::named_session;
+use crate::state::{SharedState, unix_seconds, wire_id};
+use crate::wire::chat_request::{self, ParallelCalls};
+use crate::wire::completion_request::{CompletionRequest, RawPrompt};
+use crate::wire::completion_response::CompletionHead;
+use crate::wire::error::ServerError;
+use crate::wire::reply::{ChoiceUpdate, Piece, Progress, Tail, WholeChoice};
+
+/// Answers a raw completion. All prompts are admitted by the budget before any of them runs.
+pub async fn handle(
+    State(state): State<SharedState>,
+    Extension(tenant): Extension<TenantId>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ServerError> {
+    state.catalog_for_work()?;
+    let running = state.drain.request();
+    let mut fields = read_object(&headers, body, state.options.body).await?;
+    let model_id = fields.needed_string("model")?;
+    let served = state.catalog_for_work()?.find(&model_id)?;
+    let mut request = CompletionRequest::read(fields, &served.parameter_defaults())?;
+
+    // Texts make the chain by which the session is recognised; token prompts have none.
+    let mut messages = Vec::new();
+    if let [RawPrompt::Text(text)] = request.prompts.as_slice() {
+        messages.push(Message::text(Role::User, text.clone()));
+    }
+    let text = served.model.text.clone();
+    let prompts = std::mem::take(&mut request.prompts);
+    let request = Arc::new(request);
+    let encoded = prepared(&state, move || {
+        let encode = |prompt| match prompt {
+            RawPrompt::Text(prompt) => text.encode(&prompt),
+            RawPrompt::Tokens(tokens) => tokens,
+        };
+        Ok(prompts.into_iter().map(encode).collect::<Vec<_>>())
+    })
+    .await?;
+    let parameters = &request.parameters;
+    let mut granted = Vec::with_capacity(encoded.len());
+    for prompt in encoded {
+        let cache = request.extensions.cache;
+        granted.push(grant(&state, served, Prepared { tenant, prompt, parameters, cache, edits: Vec::new() })?);
+    }
+    let reading = granted[0].reading.clone();
+    let mut steps = Vec::with_capacity(granted.len());
+    for (at, granted) in granted.into_iter().enumerate() {
+        let reply =
+            submit(&state, served, granted, parameters, ParallelCalls::Allowed, || Box::new(PlainSplitter)).await?;
+        steps.push(reply.into_steps(at as u32 * parameters.n));
+    }
+    let choices = steps.len() as u32 * parameters.n;
+
+    let name = named_session(&headers, &request.extensions);
+    let chain = state.sessions.chain(tenant, &served.id, &messages);
+    let session = state.sessions.open(tenant, name.as_deref(), &chain);
+    state.sessions.admitted(&session, reading.clone());
+
+    let include_usage = matches!(request.delivery, chat_request::Delivery::Stream { include_usage: true });
+    let head = CompletionHead { id: wire_id("cmpl-"), created: unix_seconds(), model: model_id, include_usage };
+    let ending = {
+        let (request, session, reading) = (request.clone(), session.clone(), reading.clone());
+        Box::new(move |counted: &[Counted], _: &WholeChoice| Tail {
+            usage: usage(counted),
+            context: serde_json::to_value(reading.meter(&session)).unwrap_or_default(),
+            warnings: Vec::new(),
+            user: request.extensions.user.clone(),
+            metadata: request.extensions.metadata.clone(),
+        })
+    };
+    let delivery = Delivery {
+        steps,
+        choices,
+        format: Box::new(CompletionFormat { head, written: vec![0; choices as usize] }),
+        ending,
+        guard: Box::new(running),
+    };
+    let mut response = match request.delivery {
+        chat_request::Delivery::Whole => Json(whole(delivery).await?).into_response(),
+        chat_request::Delivery::Stream { .. } => event_stream(stream(delivery, state.options.silence)),
+    };
+    context_headers(response.headers_mut(), &reading, &session);
+    ignored_header(response.headers_mut(), &request.ignored);
+    Ok(response)
+}
+
+struct CompletionFormat {
+    head: CompletionHead,
+    /// Characters each choice has, for the offsets of log-probabilities.
+    written: Vec<usize>,
+}
+
+impl ReplyFormat for CompletionFormat {
+    fn opening(&mut self, _choice: u32) -> Option<Value> {
+        None
+    }
+
+    fn update(&mut self, update: ChoiceUpdate) -> Vec<Value> {
+        let mut tokens = update.tokens.as_slice();
+        let mut chunks = Vec::with_capacity(update.pieces.len() + 1);
+        let written = &mut self.written[update.choice as usize];
+        for piece in update.pieces {
+            let length = match &piece {
+                Piece::Text(text) | Piece::Reasoning(text) => text.chars().count(),
+                Piece::CallBegin { .. } | Piece::CallArguments { .. } => 0,
+            };
+            chunks.push(self.head.piece(update.choice, piece, std::mem::take(&mut tokens), *written));
+            *written += length;
+        }
+        if let Some(finish) = update.finish {
+            chunks.push(self.head.finish(update.choice, finish, tokens, *written));
+        }
+        chunks
+    }
+
+    fn keep_alive(&self, progress: Progress) -> Value {
+        self.head.keep_alive(progress)
+    }
+
+    fn usage(&self, tail: &Tail) -> Option<Value> {
+        self.head.include_usage.then(|| self.head.usage(tail))
+    }
+
+    fn whole(&self, choices: Vec<WholeChoice>, tail: &Tail) -> Value {
+        self.head.whole(choices, tail)
+    }
+}

@@ -1,0 +1,100 @@
+//! `POST /tokenize`, `/detokenize`, `/apply-template`: what a prompt is, in tokens and as text.
+//!
+//! They read the fields that generation reads, so that counts are the same to the token.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use serde_json::{Map, Value, json};
+
+use crate::catalog::ServedModel;
+use crate::generate::model_text::{Conversation, Rendered};
+use crate::http::json_body::read_object;
+use crate::state::{ServerState, SharedState};
+use crate::wire::chat_request::read_template_variables;
+use crate::wire::error::ServerError;
+use crate::wire::fields::Fields;
+use crate::wire::messages::{read_messages, read_tools};
+use crate::wire::parameters::read_tokens;
+
+/// Runs work for a processor aside, so that sockets are not kept waiting, a few at a time.
+pub async fn prepared<T: Send + 'static>(
+    state: &ServerState,
+    work: impl FnOnce() -> Result<T, ServerError> + Send + 'static,
+) -> Result<T, ServerError> {
+    let _place = state.preparing.acquire().await.map_err(|_| ServerError::Internal)?;
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(panic) => {
+            tracing::error!("preparing a prompt panicked: {panic}");
+            Err(ServerError::Internal)
+        }
+    }
+}
+
+/// The model a body names, or the default one.
+fn model_of<'a>(state: &'a ServerState, fields: &mut Fields) -> Result<&'a ServedModel, ServerError> {
+    let catalog = state.catalog_for_work()?;
+    match fields.string("model")? {
+        Some(id) => catalog.find(&id),
+        None => catalog.default_model().ok_or(ServerError::Internal),
+    }
+}
+
+async fn render(state: &ServerState, served: &ServedModel, mut fields: Fields) -> Result<Rendered, ServerError> {
+    let messages = fields.array("messages")?.ok_or(ServerError::Missing { param: "messages".into() })?;
+    let messages = read_messages(messages, served.media)?.messages;
+    let tools = read_tools(fields.array("tools")?.unwrap_or_default())?.tools;
+    let variables: Map<String, Value> = read_template_variables(&mut fields)?;
+    let text = served.model.text.clone();
+    prepared(state, move || {
+        text.render(Conversation { messages: &messages, tools: &tools, variables: &variables })
+    })
+    .await
+}
+
+/// `{model?, prompt | messages, tools?}` -> `{tokens, count}`.
+pub async fn tokenize(
+    State(state): State<SharedState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<Value>, ServerError> {
+    let mut fields = read_object(&headers, body, state.options.body).await?;
+    let served = model_of(&state, &mut fields)?;
+    let tokens = match fields.string("prompt")? {
+        None => render(&state, served, fields).await?.tokens,
+        Some(prompt) => {
+            let text = served.model.text.clone();
+            prepared(&state, move || Ok(text.encode(&prompt))).await?
+        }
+    };
+    Ok(Json(json!({"count": tokens.len(), "tokens": tokens})))
+}
+
+/// `{model?, tokens}` -> `{prompt}`.
+pub async fn detokenize(
+    State(state): State<SharedState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<Value>, ServerError> {
+    let mut fields = read_object(&headers, body, state.options.body).await?;
+    let served = model_of(&state, &mut fields)?;
+    let text = &served.model.text;
+    let tokens = read_tokens(&mut fields, "tokens", text.vocab())?;
+    let tokens = tokens.ok_or(ServerError::Missing { param: "tokens".into() })?;
+    let prompt = text.decode(&tokens);
+    Ok(Json(json!({"prompt": prompt})))
+}
+
+/// `{model?, messages, tools?}` -> `{prompt}`.
+pub async fn apply_template(
+    State(state): State<SharedState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<Value>, ServerError> {
+    let mut fields = read_object(&headers, body, state.options.body).await?;
+    let served = model_of(&state, &mut fields)?;
+    let rendered = render(&state, served, fields).await?;
+    Ok(Json(json!({"prompt": rendered.text})))
+}
