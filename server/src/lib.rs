@@ -7,13 +7,17 @@
 //! - [`http`]: sockets, and the rules of the door.
 //! - [`routes`]: the endpoints.
 //! - [`state`]: what all handlers share.
+//! - [`load`]: from names to running engines.
+//! - [`serving`]: a server's life.
 //! - [`cli`]: the commands of `plimsoll`.
 
 pub mod catalog;
 pub mod cli;
 pub mod generate;
 pub mod http;
+pub mod load;
 pub mod routes;
+pub mod serving;
 pub mod sessions;
 pub mod state;
 pub mod wire;

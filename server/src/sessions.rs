@@ -343,7 +343,8 @@ mod tests {
         said.push(Message::text(Role::Assistant, "hello"));
         let end = *sessions.chain(ME, "m", &said).last().unwrap();
         sessions.reply_said(&id, ME, end);
-        let mut next = talk(&[(Role::System, "B"), (Role::User, "hi"), (Role::Assistant, "hello"), (Role::User, "more")]);
+        let mut next =
+            talk(&[(Role::System, "B"), (Role::User, "hi"), (Role::Assistant, "hello"), (Role::User, "more")]);
         next[2].reasoning = Some("hm".into());
         assert_eq!(open(&sessions, ME, &next), id);
     }

@@ -9,8 +9,8 @@ use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use futures_util::stream::{StreamExt, unfold};
 use futures_util::FutureExt;
+use futures_util::stream::{StreamExt, unfold};
 use serde_json::Value;
 use tokio::sync::mpsc;
 

@@ -75,7 +75,8 @@ pub fn grant(state: &ServerState, served: &ServedModel, prepared: Prepared<'_>) 
     if sampling.dry_multiplier > 0.0 {
         let given: Vec<&str> = parameters.dry_breakers.iter().map(String::as_str).collect();
         let breakers = if given.is_empty() { DRY_BREAKERS.to_vec() } else { given };
-        sampling.dry_breakers = breakers.iter().filter_map(|breaker| text.encode_part(breaker).first().copied()).collect();
+        sampling.dry_breakers =
+            breakers.iter().filter_map(|breaker| text.encode_part(breaker).first().copied()).collect();
     }
     sampling.validate().map_err(|error| ServerError::InvalidValue {
         param: error.parameter.to_owned(),

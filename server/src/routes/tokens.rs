@@ -48,10 +48,8 @@ async fn render(state: &ServerState, served: &ServedModel, mut fields: Fields) -
     let tools = read_tools(fields.array("tools")?.unwrap_or_default())?.tools;
     let variables: Map<String, Value> = read_template_variables(&mut fields)?;
     let text = served.model.text.clone();
-    prepared(state, move || {
-        text.render(Conversation { messages: &messages, tools: &tools, variables: &variables })
-    })
-    .await
+    prepared(state, move || text.render(Conversation { messages: &messages, tools: &tools, variables: &variables }))
+        .await
 }
 
 /// `{model?, prompt | messages, tools?}` -> `{tokens, count}`.

@@ -88,10 +88,11 @@ pub enum ServerError {
     ForeignHost { found: String },
     #[error("Requests from the origin `{found}` are refused; start the server with --allowed-host to allow it.")]
     ForeignOrigin { found: String },
+    // `limit` is the longest prompt that is admitted, `window` the whole window. Clients parse the sentence.
     #[error(
-        "This model's maximum context length is {window} tokens. However, your messages resulted in {prompt} tokens. Please reduce the length of the messages."
+        "This model's maximum context length is {limit} tokens. However, your messages resulted in {prompt} tokens. Please reduce the length of the messages."
     )]
-    Overflow { window: usize, prompt: usize },
+    Overflow { limit: u32, window: u32, prompt: u32 },
     #[error("The messages cannot be rendered with this model's chat template: {0}.")]
     Template(String),
     #[error("The server is not ready: {}.", .0.as_str())]

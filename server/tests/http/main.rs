@@ -1,0 +1,13 @@
+//! The whole server over real sockets, on the simulated engine.
+
+mod cancellation;
+mod chat;
+mod completions;
+mod door;
+mod errors;
+mod life;
+mod overflow;
+mod probes_and_models;
+mod sessions;
+mod streams;
+mod wire_client;
