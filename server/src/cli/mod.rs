@@ -3,11 +3,15 @@
 //! A command prints results on stdout, everything for people's eyes (progress, hints, the log) on stderr, and
 //! returns its exit code: 0 done, 1 failed, 2 wrong use.
 
+mod chat;
 mod context;
+mod event_client;
 mod models;
 mod origin;
 mod presets;
 mod pull;
+mod serve;
+mod serve_options;
 
 use std::process::ExitCode;
 
@@ -23,6 +27,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Serve(serve::Serve),
+    Chat(chat::Chat),
     Pull(pull::Pull),
     Models(models::Models),
     Presets(presets::Presets),
@@ -33,6 +39,8 @@ impl Cli {
     /// Runs the chosen command to its end.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
+            Command::Serve(command) => command.run(),
+            Command::Chat(command) => command.run(),
             Command::Pull(command) => command.run(),
             Command::Models(command) => command.run(),
             Command::Presets(command) => command.run(),

@@ -31,7 +31,7 @@ impl Fields {
 
     /// Takes a field of any type; `null` is absent.
     pub fn take(&mut self, field: &str) -> Option<Value> {
-        self.map.remove(field).filter(|value| !value.is_null())
+        self.map.shift_remove(field).filter(|value| !value.is_null())
     }
 
     fn wrong<T>(&self, field: &str, expected: &'static str, found: &Value) -> Result<T, ServerError> {

@@ -1,0 +1,191 @@
+//! What `plimsoll serve` can be told, and by whom.
+//!
+//! A flag wins over an environment variable (clap reads both), that over the configuration file, that over the
+//! default. Owns the names and the merge. Never starts anything.
+
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use plimsoll_runtime::engine::EngineConfig;
+use serde::Deserialize;
+
+use crate::http::json_body::BodyLimits;
+use crate::load::{LoadOptions, Wanted};
+use crate::serving::ServingOptions;
+
+/// The preset that is served when nothing is named.
+pub const DEFAULT_PRESET: &str = "demo";
+
+/// Flags of `plimsoll serve`.
+#[derive(Debug, Default, Args)]
+pub struct ServeFlags {
+    /// Serve this preset; the first name given is the default model [default: demo].
+    #[arg(long, value_name = "NAME")]
+    pub preset: Vec<String>,
+    /// Serve this model without a preset: a path, a known name, or organisation/repository:file.gguf.
+    #[arg(long, value_name = "MODEL")]
+    pub model: Vec<String>,
+    /// Serve scripted replies instead of a model.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["preset", "model"])]
+    pub simulate: Option<PathBuf>,
+    /// Address to listen on [default: 127.0.0.1].
+    #[arg(long, env = "PLIMSOLL_HOST", value_name = "ADDRESS")]
+    pub host: Option<IpAddr>,
+    /// Port to listen on; 0 takes a free one [default: 8080].
+    #[arg(long, env = "PLIMSOLL_PORT")]
+    pub port: Option<u16>,
+    /// Ask for this key; may be repeated, each key is a tenant of its own.
+    #[arg(long, env = "PLIMSOLL_API_KEY", value_delimiter = ',', hide_env_values = true, value_name = "KEY")]
+    pub api_key: Vec<String>,
+    /// Serve this host and origin beside loopback and the bound address; may be repeated.
+    #[arg(long, value_name = "HOST")]
+    pub allowed_host: Vec<String>,
+    /// Threads of the kernels [default: one per core].
+    #[arg(long, env = "PLIMSOLL_THREADS")]
+    pub threads: Option<NonZeroUsize>,
+    /// Window of models served without a preset, in tokens [default: what the model was made for, at most 8192].
+    #[arg(long, alias = "ctx", value_name = "TOKENS")]
+    pub window: Option<u32>,
+    /// Full windows the K/V cache has room for [default: 2].
+    #[arg(long, value_name = "WINDOWS")]
+    pub cache_windows: Option<NonZeroUsize>,
+    /// Requests that may wait; one more is answered with 429 [default: 64].
+    #[arg(long, value_name = "REQUESTS")]
+    pub queue: Option<usize>,
+    /// Largest request body, in MiB [default: 16].
+    #[arg(long, value_name = "MIB")]
+    pub body_limit: Option<NonZeroUsize>,
+    /// How long running requests may go on after the end was asked for, in seconds [default: 30].
+    #[arg(long, value_name = "SECONDS")]
+    pub drain_seconds: Option<u64>,
+    /// Read options from this file; its keys are the names of the flags with underscores.
+    #[arg(long, env = "PLIMSOLL_CONFIG_FILE", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// The configuration file: the same names, unknown ones are refused.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ServeFile {
+    preset: Vec<String>,
+    model: Vec<String>,
+    simulate: Option<PathBuf>,
+    host: Option<IpAddr>,
+    port: Option<u16>,
+    api_key: Vec<String>,
+    allowed_host: Vec<String>,
+    threads: Option<NonZeroUsize>,
+    window: Option<u32>,
+    cache_windows: Option<NonZeroUsize>,
+    queue: Option<usize>,
+    body_limit: Option<NonZeroUsize>,
+    drain_seconds: Option<u64>,
+}
+
+/// Everything decided.
+#[derive(Debug)]
+pub struct ServeOptions {
+    /// The server.
+    pub serving: ServingOptions,
+    /// The models.
+    pub load: LoadOptions,
+}
+
+impl ServeFlags {
+    /// Merges flags, file and defaults.
+    pub fn decide(self) -> anyhow::Result<ServeOptions> {
+        let file = match &self.config {
+            Some(path) => read_file(path)?,
+            None => ServeFile::default(),
+        };
+        // Naming a model by flag replaces what the file names, whichever way it does.
+        let (presets, models, simulate) =
+            if self.preset.is_empty() && self.model.is_empty() && self.simulate.is_none() {
+                (file.preset, file.model, file.simulate)
+            } else {
+                (self.preset, self.model, self.simulate)
+            };
+        let mut wanted: Vec<Wanted> = Vec::new();
+        wanted.extend(simulate.map(Wanted::Simulation));
+        wanted.extend(presets.into_iter().map(Wanted::Preset));
+        wanted.extend(models.into_iter().map(Wanted::Model));
+        if wanted.is_empty() {
+            wanted.push(Wanted::Preset(DEFAULT_PRESET.to_owned()));
+        }
+        let defaults = ServingOptions::default();
+        let body = BodyLimits::default();
+        let body_mib = self.body_limit.or(file.body_limit).map(|mib| mib.get().saturating_mul(1024 * 1024));
+        let mut engine = EngineConfig::default();
+        if let Some(queue) = self.queue.or(file.queue) {
+            engine.queue_limit = queue;
+        }
+        Ok(ServeOptions {
+            serving: ServingOptions {
+                host: self.host.or(file.host).unwrap_or(defaults.host),
+                port: self.port.or(file.port).unwrap_or(defaults.port),
+                api_keys: if self.api_key.is_empty() { file.api_key } else { self.api_key },
+                allowed_hosts: if self.allowed_host.is_empty() { file.allowed_host } else { self.allowed_host },
+                body: BodyLimits { bytes: body_mib.unwrap_or(body.bytes), ..body },
+                connections: defaults.connections,
+                silence: defaults.silence,
+                drain: self.drain_seconds.or(file.drain_seconds).map_or(defaults.drain, Duration::from_secs),
+            },
+            load: LoadOptions {
+                wanted,
+                threads: self.threads.or(file.threads),
+                window: self.window.or(file.window),
+                cache_windows: self.cache_windows.or(file.cache_windows),
+                engine,
+            },
+        })
+    }
+}
+
+fn read_file(path: &Path) -> anyhow::Result<ServeFile> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading `{}`", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("reading `{}`", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_file(text: &str, flags: ServeFlags) -> anyhow::Result<ServeOptions> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plimsoll.toml");
+        std::fs::write(&path, text).unwrap();
+        ServeFlags { config: Some(path), ..flags }.decide()
+    }
+
+    #[test]
+    fn without_anything_the_demo_preset_is_served_on_loopback() {
+        let options = ServeFlags::default().decide().unwrap();
+        assert_eq!(options.load.wanted, [Wanted::Preset("demo".into())]);
+        assert_eq!((options.serving.host.is_loopback(), options.serving.port), (true, 8080));
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let file = "port = 9000\nqueue = 3\nmodel = [\"a.gguf\"]\napi_key = [\"k\"]\ndrain_seconds = 1\n";
+        let options = with_file(file, ServeFlags { port: Some(9001), ..ServeFlags::default() }).unwrap();
+        assert_eq!(options.serving.port, 9001);
+        assert_eq!(options.load.engine.queue_limit, 3);
+        assert_eq!(options.serving.api_keys, ["k"]);
+        assert_eq!(options.serving.drain, Duration::from_secs(1));
+        assert_eq!(options.load.wanted, [Wanted::Model("a.gguf".into())]);
+        let flags = ServeFlags { preset: vec!["demo".into()], ..ServeFlags::default() };
+        assert_eq!(with_file(file, flags).unwrap().load.wanted, [Wanted::Preset("demo".into())]);
+    }
+
+    #[test]
+    fn unknown_keys_and_wrong_values_in_the_file_are_refused_by_name() {
+        for (text, word) in [("prot = 1", "prot"), ("port = \"x\"", "port"), ("threads = 0", "threads")] {
+            let error = format!("{:#}", with_file(text, ServeFlags::default()).unwrap_err());
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}
