@@ -47,7 +47,8 @@ fn the_official_python_client_streams_calls_tools_and_maps_errors() {
 }
 
 fn script(replies: Value, default: &str) -> SimulationScript {
-    let script = json!({"model": "scripted", "dialect": "hermes", "window": 8192, "replies": replies, "default": default});
+    let script =
+        json!({"model": "scripted", "dialect": "hermes", "window": 8192, "replies": replies, "default": default});
     SimulationScript::parse(&script.to_string()).unwrap()
 }
 

@@ -68,8 +68,7 @@ impl Chat {
                 list["first_id"].as_str().context("the server offers no model")?.to_owned()
             }
         };
-        let opening: Vec<Value> =
-            system.into_iter().map(|text| json!({"role": "system", "content": text})).collect();
+        let opening: Vec<Value> = system.into_iter().map(|text| json!({"role": "system", "content": text})).collect();
         let mut messages = opening.clone();
         let interactive = std::io::stdin().is_terminal();
         if interactive {

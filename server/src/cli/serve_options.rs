@@ -103,12 +103,12 @@ impl ServeFlags {
             None => ServeFile::default(),
         };
         // Naming a model by flag replaces what the file names, whichever way it does.
-        let (presets, models, simulate) =
-            if self.preset.is_empty() && self.model.is_empty() && self.simulate.is_none() {
-                (file.preset, file.model, file.simulate)
-            } else {
-                (self.preset, self.model, self.simulate)
-            };
+        let (presets, models, simulate) = if self.preset.is_empty() && self.model.is_empty() && self.simulate.is_none()
+        {
+            (file.preset, file.model, file.simulate)
+        } else {
+            (self.preset, self.model, self.simulate)
+        };
         let mut wanted: Vec<Wanted> = Vec::new();
         wanted.extend(simulate.map(Wanted::Simulation));
         wanted.extend(presets.into_iter().map(Wanted::Preset));
