@@ -57,8 +57,8 @@ async fn many_clients_that_go_away_at_any_moment_leave_nothing_behind() {
 #[tokio::test]
 async fn a_full_queue_is_429_with_a_time_to_wait_before_any_stream_byte() {
     let mut script = always("ok");
-    script["replies"] = json!([{"text": "x".repeat(400), "tpot_ms": 5}, {"text": "x".repeat(400), "tpot_ms": 5}]);
-    // The simulated pool holds four windows; a request for half a window each lets few run, the queue holds none.
+    script["replies"] = vec![json!({"text": "x".repeat(400), "tpot_ms": 5}); 12].into();
+    // The simulated pool holds four windows, so that a few long requests fill it; the queue has no places.
     let engine = EngineConfig { queue_limit: 0, ..EngineConfig::default() };
     let server = start_with(script, ServingOptions::default(), engine).await;
     let content = "x".repeat(7000);
@@ -68,12 +68,11 @@ async fn a_full_queue_is_429_with_a_time_to_wait_before_any_stream_byte() {
         let fields = json!({"messages": [{"role": "user", "content": content}], "plimsoll": {"cache": "bypass"}});
         let mut stream = server.open_stream(fields).await;
         stream.wait_for("\r\n\r\n").await;
-        busy.push(stream);
-        let answer = server.chat(json!({"messages": [{"role": "user", "content": content}], "stream": true})).await;
-        if answer.status != 200 {
-            refused = Some(answer);
+        if !stream.seen().starts_with("HTTP/1.1 200") {
+            refused = Some(stream.rest().await);
             break;
         }
+        busy.push(stream);
     }
     let refused = refused.expect("a queue without places refuses at some time");
     assert_eq!(refused.error(), (429, "rate_limit_exceeded".into(), None));

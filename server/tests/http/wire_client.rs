@@ -199,6 +199,11 @@ impl EventReader {
         tokio::time::timeout(Duration::from_secs(10), arrives).await.expect("it arrives in time");
     }
 
+    /// What arrived so far, raw.
+    pub fn seen(&self) -> String {
+        String::from_utf8_lossy(&self.seen).into_owned()
+    }
+
     /// Reads to the end.
     pub async fn rest(mut self) -> Answer {
         self.stream.read_to_end(&mut self.seen).await.expect("the stream is readable");
