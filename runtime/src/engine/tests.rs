@@ -428,9 +428,10 @@ fn a_long_prompt_does_not_stall_running_replies() {
 }
 
 fn scripted(faults: &str) -> EngineHandle {
+    // The first token of each reply takes so long that everyone is in line when the fault comes.
+    let reply = format!(r#"{{"text": "{}", "ttft_ms": 300}}"#, "word ".repeat(100));
     let json = format!(
-        r#"{{"model": "m", "dialect": "chatml", "window": 4096, "replies": [], "default": "{}", "faults": {faults}}}"#,
-        "word ".repeat(100)
+        r#"{{"model": "m", "dialect": "chatml", "window": 4096, "replies": [{reply}, {reply}], "faults": {faults}}}"#
     );
     let script = SimulationScript::parse(&json).unwrap();
     let limits = SimulatedLimits { pages: 64, max_rows: 64, max_logits: 8 };
