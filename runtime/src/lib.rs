@@ -4,8 +4,10 @@
 //! - [`memory_plan`]: every byte that will be allocated, before it is.
 //! - [`page_pool`]: reference-counted K/V pages and promises of pages.
 //! - [`prefix_index`]: which tokens are cached on which pages.
-//! - [`executor`]: the contract between the engine and something that computes logits; the model behind it.
+//! - [`executor`]: the contract between the engine and something that computes logits.
+//! - [`model_executor`]: an architecture on a device behind it.
 //! - [`simulated`]: scripted replies behind the same contract.
+//! - [`verify`]: a model against itself and against reference logits.
 //! - [`sampler`]: from logits to a token.
 //! - [`detokenizer`], [`stop_strings`]: from tokens to text that may be shown.
 //! - [`engine`]: the engine thread, its commands, its ledger and its schedule.
@@ -15,8 +17,10 @@ pub mod detokenizer;
 pub mod engine;
 pub mod executor;
 pub mod memory_plan;
+pub mod model_executor;
 pub mod page_pool;
 pub mod prefix_index;
 pub mod sampler;
 pub mod simulated;
 pub mod stop_strings;
+pub mod verify;
