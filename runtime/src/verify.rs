@@ -128,6 +128,22 @@ pub fn verify<D: Device>(
     Report { tokens: tokens.len(), limit, passes, passed }
 }
 
+/// Continues `tokens` greedily by `count` tokens. Returns them and the logits after the prompt.
+pub fn greedy<D: Device>(executor: &mut ModelExecutor<D>, tokens: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
+    let vocab = executor.geometry().vocab;
+    let pages = pages(0, tokens.len() + count);
+    let mut row = feed(executor, tokens, 0, &pages, &[tokens.len()]);
+    let prompt_row = row.split_off(row.len() - vocab);
+    let mut found = vec![argmax(&prompt_row) as u32];
+    while found.len() < count {
+        let sequence: Vec<u32> = tokens.iter().chain(&found).copied().collect();
+        let row = feed(executor, &sequence, sequence.len() - 1, &pages, &[1]);
+        found.push(argmax(&row) as u32);
+    }
+    found.truncate(count);
+    (found, prompt_row)
+}
+
 fn pages(first: usize, tokens: usize) -> Vec<PageIndex> {
     (first..first + tokens.div_ceil(PAGE_TOKENS)).map(|page| page as PageIndex).collect()
 }
