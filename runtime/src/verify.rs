@@ -109,7 +109,7 @@ pub fn verify<D: Device>(
     limit: f32,
 ) -> Report {
     let vocab = executor.geometry().vocab;
-    let one_pass = in_chunks(executor, tokens, &[tokens.len()]);
+    let one_pass = all_logits(executor, tokens);
     let mut passes = Vec::new();
     for pass in [Pass::OnePass, Pass::StepByStep, Pass::UnevenChunks, Pass::CheckpointEvictRestore] {
         let logits = match pass {
@@ -126,6 +126,11 @@ pub fn verify<D: Device>(
     }
     let passed = passes.iter().all(|p| p.passed);
     Report { tokens: tokens.len(), limit, passes, passed }
+}
+
+/// The logits of every row of `tokens` in one pass, `[tokens, vocab]`.
+pub fn all_logits<D: Device>(executor: &mut ModelExecutor<D>, tokens: &[u32]) -> Vec<f32> {
+    in_chunks(executor, tokens, &[tokens.len()])
 }
 
 /// Continues `tokens` greedily by `count` tokens. Returns them and the logits after the prompt.

@@ -67,14 +67,14 @@ impl DecoderConfig {
         let arch = family.architecture;
         let key = |suffix: &str| format!("{arch}.{suffix}");
         let size = |suffix: &str, most: usize| -> Result<usize, LoadError> {
-            let found = file.u32(&key(suffix))? as usize;
+            let found = file.require::<usize>(&key(suffix))?;
             if found == 0 || found > most {
                 return Err(unsupported(arch, key(suffix), found, format!("a number in 1..={most}")));
             }
             Ok(found)
         };
         let optional_size = |suffix: &str, most: usize| -> Result<Option<usize>, LoadError> {
-            if file.contains(&key(suffix)) { size(suffix, most).map(Some) } else { Ok(None) }
+            if file.value(&key(suffix)).is_some() { size(suffix, most).map(Some) } else { Ok(None) }
         };
 
         let layers = size("block_count", MOST_LAYERS)?;
@@ -108,9 +108,10 @@ impl DecoderConfig {
 
         Self::refuse_what_is_not_implemented(file, arch)?;
         let positive = |suffix: &str, default: Option<f32>| -> Result<f32, LoadError> {
-            let found = match default {
-                Some(default) if !file.contains(&key(suffix)) => default,
-                _ => file.f32(&key(suffix))?,
+            let found = match (file.get::<f32>(&key(suffix))?, default) {
+                (Some(found), _) => found,
+                (None, Some(default)) => default,
+                (None, None) => file.require(&key(suffix))?,
             };
             if found.is_finite() && found > 0.0 {
                 Ok(found)
@@ -118,14 +119,12 @@ impl DecoderConfig {
                 Err(unsupported(arch, key(suffix), found, "a positive number".into()))
             }
         };
-        let rope_linear_factor = match file.contains(&key("rope.scaling.type")) {
-            true if file.str(&key("rope.scaling.type"))? == "linear" => positive("rope.scaling.factor", None)?,
+        let rope_linear_factor = match file.get::<&str>(&key("rope.scaling.type"))? {
+            Some("linear") => positive("rope.scaling.factor", None)?,
             _ => 1.0,
         };
 
-        let embedding = file
-            .tensor("token_embd.weight")
-            .ok_or_else(|| LoadError::MissingTensor { name: "token_embd.weight".into() })?;
+        let embedding = file.require_tensor("token_embd.weight")?;
         let vocab = match embedding.dims {
             [_, vocab] => *vocab,
             other => {
@@ -160,21 +159,29 @@ impl DecoderConfig {
 
     fn refuse_what_is_not_implemented(file: &GgufFile, arch: &'static str) -> Result<(), LoadError> {
         let key = |suffix: &str| format!("{arch}.{suffix}");
-        if file.contains(&key("rope.scaling.type")) {
-            let found = file.str(&key("rope.scaling.type"))?;
-            if !matches!(found, "none" | "linear") {
-                return Err(unsupported(arch, key("rope.scaling.type"), found, "`none` or `linear`".into()));
-            }
+        if let Some(found) = file.get::<&str>(&key("rope.scaling.type"))?
+            && !matches!(found, "none" | "linear")
+        {
+            return Err(unsupported(arch, key("rope.scaling.type"), found, "`none` or `linear`".into()));
         }
-        for suffix in ["attention.sliding_window", "expert_count", "attention.temperature_scale"] {
-            if file.contains(&key(suffix)) && file.u32(&key(suffix)).ok() != Some(0) {
-                let found = file.u32(&key(suffix)).map_or("a value".into(), |v| v.to_string());
+        for suffix in ["attention.sliding_window", "expert_count"] {
+            if let Some(found) = file.get::<u32>(&key(suffix))?
+                && found != 0
+            {
                 return Err(unsupported(arch, key(suffix), found, "absent or 0".into()));
             }
         }
-        for suffix in ["logit_scale", "residual_scale", "embedding_scale", "attention.scale"] {
-            if file.contains(&key(suffix)) {
-                return Err(unsupported(arch, key(suffix), file.f32(&key(suffix))?, "absent".into()));
+        for suffix in [
+            "attention.scale",
+            "attention.temperature_scale",
+            "attn_logit_softcapping",
+            "embedding_scale",
+            "final_logit_softcapping",
+            "logit_scale",
+            "residual_scale",
+        ] {
+            if let Some(found) = file.get::<f32>(&key(suffix))? {
+                return Err(unsupported(arch, key(suffix), found, "absent".into()));
             }
         }
         Ok(())

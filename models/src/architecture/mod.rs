@@ -87,10 +87,8 @@ pub enum LoadError {
     UnsupportedArchitecture { found: String, supported: String },
     #[error("`{key}` = {found} is not supported by architecture `{architecture}`: {expected}")]
     UnsupportedSetting { architecture: &'static str, key: String, found: String, expected: String },
-    #[error("the file's metadata is unusable: {0}")]
-    Metadata(#[from] crate::gguf::GgufError),
-    #[error("tensor `{name}` is missing from the file")]
-    MissingTensor { name: String },
+    #[error(transparent)]
+    File(#[from] crate::gguf::GgufError),
     #[error("tensor `{name}` has shape {found:?}, expected {expected:?} (innermost first)")]
     WrongShape { name: String, found: Vec<usize>, expected: Vec<usize> },
     #[error("tensor `{name}` of type {format} cannot be converted: {reason}")]

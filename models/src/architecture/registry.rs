@@ -11,7 +11,7 @@ use crate::gguf::GgufFile;
 const DECODERS: [FamilyTraits; 2] = [llama::FAMILY, qwen2::FAMILY];
 
 fn family(file: &GgufFile) -> Result<FamilyTraits, LoadError> {
-    let found = file.str("general.architecture")?;
+    let found = file.require::<&str>("general.architecture")?;
     DECODERS.into_iter().find(|family| family.architecture == found).ok_or_else(|| LoadError::UnsupportedArchitecture {
         found: found.to_owned(),
         supported: DECODERS.map(|family| family.architecture).join(", "),

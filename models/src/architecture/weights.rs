@@ -51,7 +51,7 @@ impl TensorSpec {
 
     /// The tensor in the file, its shape checked.
     fn find<'f>(&self, file: &'f GgufFile) -> Result<GgufTensor<'f>, LoadError> {
-        let tensor = file.tensor(&self.name).ok_or_else(|| LoadError::MissingTensor { name: self.name.clone() })?;
+        let tensor = file.require_tensor(&self.name)?;
         let expected = match self.kind {
             TensorKind::Matrix { rows, cols } => vec![cols, rows],
             TensorKind::Vector { len } => vec![len],
@@ -172,12 +172,37 @@ fn floats(spec: &TensorSpec, tensor: &GgufTensor<'_>) -> Result<Vec<f32>, LoadEr
     let format = candle_format(tensor.ggml_type).ok_or_else(|| failed("no reader for this format".into()))?;
     let cpu = candle_core::Device::Cpu;
     let elements = tensor.dims.iter().product::<usize>();
-    // candle's reader wants aligned blocks; a mapped file promises 32 bytes, which holds for all of them.
-    QStorage::from_data(std::borrow::Cow::Borrowed(tensor.bytes), &cpu, format)
+    let bytes = aligned(tensor.bytes);
+    QStorage::from_data(std::borrow::Cow::Borrowed(bytes.as_slice()), &cpu, format)
         .and_then(|storage| QTensor::new(storage, elements))
         .and_then(|quantised| quantised.dequantize(&cpu))
         .and_then(|values| values.to_vec1::<f32>())
         .map_err(|e| failed(e.to_string()))
+}
+
+/// A tensor's bytes at an address candle's reader accepts: it asserts the alignment of its block structures, at most
+/// that of an f32, and a file may declare a smaller one.
+struct Aligned<'a> {
+    bytes: std::borrow::Cow<'a, [u8]>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned<'_> {
+    fn as_slice(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+}
+
+fn aligned(bytes: &[u8]) -> Aligned<'_> {
+    let (alignment, len) = (align_of::<f32>(), bytes.len());
+    if bytes.as_ptr().align_offset(alignment) == 0 {
+        return Aligned { bytes: bytes.into(), start: 0, len };
+    }
+    let mut copy = vec![0; len + alignment];
+    let start = copy.as_ptr().align_offset(alignment);
+    copy[start..start + len].copy_from_slice(bytes);
+    Aligned { bytes: copy.into(), start, len }
 }
 
 fn candle_format(format: GgmlType) -> Option<GgmlDType> {
