@@ -41,7 +41,7 @@ fn candle_logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
 /// Logits after the last token.
 fn our_logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
     let file = GgufFile::open(path).unwrap();
-    let device = CpuDevice::new(CpuOptions::default());
+    let device = CpuDevice::new(CpuOptions::default()).unwrap();
     let limits = StepLimits { max_rows: tokens.len(), max_logits: tokens.len(), kv_type: KvType::F32 };
     let model = architecture::load(&file, &device, limits).unwrap();
     let mut executor = ModelExecutor::new(device, model, verify::pages_needed(tokens.len()), 4096).unwrap();

@@ -47,7 +47,7 @@ fn check(test: &str, model: &str, golden: &str) {
     }
     drop(naive);
 
-    let mut quantised = executor(CpuDevice::new(CpuOptions::default()), &file, KvType::F16, golden.ids.len());
+    let mut quantised = executor(CpuDevice::new(CpuOptions::default()).unwrap(), &file, KvType::F16, golden.ids.len());
     let (greedy, _) = verify::greedy(&mut quantised, &golden.ids, GREEDY_TOKENS);
     assert_eq!(greedy, golden.greedy_f32[..GREEDY_TOKENS], "greedy tokens");
 

@@ -53,7 +53,7 @@ fn load<D: Device>(file: &GgufFile, device: &D) -> Box<dyn Architecture<D>> {
 }
 
 fn cpu(threads: usize) -> CpuDevice {
-    CpuDevice::new(CpuOptions { threads: threads.try_into().ok(), ..CpuOptions::default() })
+    CpuDevice::new(CpuOptions { threads: threads.try_into().ok(), ..CpuOptions::default() }).unwrap()
 }
 
 #[test]

@@ -90,7 +90,7 @@ impl Verify {
             );
         }
         let file = GgufFile::open(&self.model).with_context(|| format!("reading `{}`", self.model.display()))?;
-        let device = CpuDevice::new(CpuOptions { threads: self.threads, ..CpuOptions::default() });
+        let device = CpuDevice::new(CpuOptions { threads: self.threads, ..CpuOptions::default() })?;
         let probe = StepLimits { max_rows: 1, max_logits: 1, kv_type: KvType::F32 };
         let vocab = architecture::plan(&file, &device, probe)?.vocab;
         let reference = match &self.reference {
