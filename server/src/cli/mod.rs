@@ -12,6 +12,7 @@ mod presets;
 mod pull;
 mod serve;
 mod serve_options;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,7 @@ enum Command {
     Models(models::Models),
     Presets(presets::Presets),
     Context(context::Context),
+    Verify(verify::Verify),
 }
 
 impl Cli {
@@ -45,6 +47,7 @@ impl Cli {
             Command::Models(command) => command.run(),
             Command::Presets(command) => command.run(),
             Command::Context(command) => command.run(),
+            Command::Verify(command) => command.run(),
         }
     }
 }
