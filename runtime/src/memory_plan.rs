@@ -52,14 +52,7 @@ pub enum PlanError {
         "the plan needs {needed} bytes (weights {weights}, activations {activations}, scratch {scratch}, K/V pages \
          {pool}), {available} bytes are available; choose a smaller window, a smaller cache or a smaller model"
     )]
-    TooLittleMemory {
-        needed: usize,
-        weights: usize,
-        activations: usize,
-        scratch: usize,
-        pool: usize,
-        available: usize,
-    },
+    TooLittleMemory { needed: usize, weights: usize, activations: usize, scratch: usize, pool: usize, available: usize },
 }
 
 impl MemoryPlan {

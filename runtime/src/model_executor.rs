@@ -116,8 +116,7 @@ impl<D: Device> ModelExecutor<D> {
 
     fn run(&mut self) -> &[f32] {
         let Self { device, model, pages, step, .. } = self;
-        let batch =
-            TokenBatch { tokens: &step.tokens, positions: &step.positions, logit_rows: &step.logit_rows };
+        let batch = TokenBatch { tokens: &step.tokens, positions: &step.positions, logit_rows: &step.logit_rows };
         let mut view = PagedView::<D> {
             pages,
             batch: BatchLayout {

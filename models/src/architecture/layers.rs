@@ -118,15 +118,9 @@ impl<D: Device> Attention<D> {
     }
 
     /// Takes the block's tensors.
-    pub fn new(
-        device: &D,
-        config: &DecoderConfig,
-        layer: usize,
-        weights: &mut Weights<D>,
-    ) -> Result<Self, LoadError> {
+    pub fn new(device: &D, config: &DecoderConfig, layer: usize, weights: &mut Weights<D>) -> Result<Self, LoadError> {
         let mut bias = |name: &str| weights.vector(device, &format!("blk.{layer}.{name}.bias"));
-        let biases =
-            if config.qkv_bias { Some([bias("attn_q")?, bias("attn_k")?, bias("attn_v")?]) } else { None };
+        let biases = if config.qkv_bias { Some([bias("attn_q")?, bias("attn_k")?, bias("attn_v")?]) } else { None };
         let mut matrix = |name: &str| weights.matrix(&format!("blk.{layer}.{name}.weight"));
         Ok(Self {
             q: matrix("attn_q"),

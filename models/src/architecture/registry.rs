@@ -24,10 +24,6 @@ pub fn plan<D: Device>(file: &GgufFile, device: &D, limits: StepLimits) -> Resul
 }
 
 /// Loads the model in `file` onto `device`.
-pub fn load<D: Device>(
-    file: &GgufFile,
-    device: &D,
-    limits: StepLimits,
-) -> Result<Box<dyn Architecture<D>>, LoadError> {
+pub fn load<D: Device>(file: &GgufFile, device: &D, limits: StepLimits) -> Result<Box<dyn Architecture<D>>, LoadError> {
     Ok(Box::new(Decoder::load(file, family(file)?, device, limits)?))
 }

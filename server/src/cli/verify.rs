@@ -214,7 +214,10 @@ impl Golden {
 
 fn print_table(report: &Report, golden: Option<&GoldenReport>) {
     println!("{} tokens; difference to the reference at most {:e}, between the ways 0", report.tokens, report.limit);
-    println!("{:<26} {:>14} {:>14} {:>9} {:>14}", "way of feeding", "max to ref.", "mean to ref.", "argmax", "max to one pass");
+    println!(
+        "{:<26} {:>14} {:>14} {:>9} {:>14}",
+        "way of feeding", "max to ref.", "mean to ref.", "argmax", "max to one pass"
+    );
     for pass in &report.passes {
         let (max, mean, argmax) = pass.reference.map_or(("-".into(), "-".into(), "-".into()), |c| {
             (
