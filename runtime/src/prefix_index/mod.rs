@@ -10,10 +10,12 @@
 //! A match ends at any token, also in the middle of a page: whole matched pages are shared, and the last, partly
 //! matched page is shared too until its reader writes (copy-on-write, see [`crate::page_pool::PageTable`]).
 //!
-//! One invariant makes eviction simple: whoever holds a cached page also holds the cached pages before it. Lookups
-//! hand out whole paths, and [`PrefixIndex::insert`] exchanges the pages of its caller for the ones that already hold
-//! the same tokens, which also means that equal prefixes are never kept twice. Pinning a prefix is therefore nothing
-//! but keeping the [`CachedPrefix`] of a lookup.
+//! Every cached page that nobody else holds can be evicted, so it may be promised to someone. That takes care in one
+//! case only, because lookups hand out whole paths and [`PrefixIndex::insert`] exchanges the pages of its caller for
+//! those that already hold the same tokens (which also means that equal prefixes are never kept twice): forks that
+//! share pages from before such an exchange may hold a page of a path whose beginning nobody holds. Eviction then
+//! forgets that page first; it stays with its users. Pinning a prefix is nothing but keeping the [`CachedPrefix`] of a
+//! lookup: nothing of a path that is held from its beginning is evicted or forgotten.
 //!
 //! The idea is RadixAttention (SGLang, Zheng et al. 2024), with pages instead of tokens as edges.
 
@@ -244,6 +246,23 @@ mod tests {
         assert_eq!(world.index.lookup(TENANT, &tokens).tokens, 0);
         assert_eq!(world.pool.counts().in_use(), 3);
         drop(reader);
+        assert_eq!(world.pool.counts().free, 8);
+    }
+
+    #[test]
+    fn a_page_in_use_does_not_keep_the_pages_before_it_from_being_evicted() {
+        let mut world = World::new(8, PageTrie::default());
+        let tokens = numbered(0, 3 * PAGE_TOKENS);
+        let first = world.start(TENANT, &tokens[..2 * PAGE_TOKENS], 0).unwrap();
+        let parent = world.start(TENANT, &tokens, 0).unwrap();
+        let fork = fork(&world, &parent).unwrap();
+        world.finish(first);
+        world.finish(parent);
+        // The fork holds the third cached page, and of the first two only copies that are not cached.
+        assert_eq!(world.pool.counts().evictable, 2);
+        assert_eq!(world.index.evict(3), 2);
+        assert_eq!(world.index.pages(), 0);
+        drop(fork);
         assert_eq!(world.pool.counts().free, 8);
     }
 

@@ -20,6 +20,11 @@ impl Entry {
     fn base(&self) -> usize {
         (self.prefix.len() - 1) / PAGE_TOKENS * PAGE_TOKENS
     }
+
+    /// Whether `other` continues this entry.
+    fn is_before(&self, other: &Entry) -> bool {
+        self.tenant == other.tenant && other.base() > self.base() && other.prefix.starts_with(&self.prefix)
+    }
 }
 
 #[derive(Default)]
@@ -42,20 +47,24 @@ impl NaiveIndex {
         below.or_else(|| agreeing().min_by_key(|(_, e)| e.prefix.clone())).map(|(at, _)| at)
     }
 
-    fn is_extended(&self, entry: &Entry) -> bool {
-        let longer = |e: &Entry| e.prefix.len() > entry.prefix.len() && e.prefix.starts_with(&entry.prefix);
-        self.entries.iter().any(|e| e.tenant == entry.tenant && longer(e))
+    /// The entry that was used last the longest ago, of those that no entry extends and that `accepted` accepts.
+    fn oldest_leaf(&self, accepted: impl Fn(&Entry) -> bool) -> Option<usize> {
+        let is_leaf = |entry: &Entry| !self.entries.iter().any(|e| entry.is_before(e));
+        let leaves = self.entries.iter().enumerate().filter(|(_, e)| is_leaf(e) && accepted(e));
+        leaves.min_by_key(|(_, e)| e.stamp).map(|(at, _)| at)
     }
 }
 
 impl Evict for NaiveIndex {
     fn evict(&mut self, pages: usize) -> usize {
-        for freed in 0..pages {
-            let leaves = self.entries.iter().enumerate().filter(|(_, e)| e.page.is_evictable() && !self.is_extended(e));
-            let Some(victim) = leaves.min_by_key(|(_, e)| e.stamp).map(|(at, _)| at) else { return freed };
-            self.entries.remove(victim);
+        let mut freed = 0;
+        while freed < pages {
+            let in_the_way = |leaf: &Entry| self.entries.iter().any(|e| e.page.is_evictable() && e.is_before(leaf));
+            let victim = self.oldest_leaf(|e| e.page.is_evictable()).or_else(|| self.oldest_leaf(in_the_way));
+            let Some(victim) = victim else { break };
+            freed += usize::from(self.entries.remove(victim).page.is_evictable());
         }
-        pages
+        freed
     }
 }
 

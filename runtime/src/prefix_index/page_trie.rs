@@ -77,6 +77,17 @@ impl PageTrie {
         }
     }
 
+    fn has_evictable_ancestor(&self, id: NodeId) -> bool {
+        let mut at = self.node(id);
+        while let Parent::Node(above) = at.parent {
+            at = self.node(above);
+            if at.page.is_evictable() {
+                return true;
+            }
+        }
+        false
+    }
+
     fn touch(&mut self, id: NodeId) {
         let clock = self.clock;
         let node = self.node_mut(id);
@@ -138,13 +149,20 @@ impl PageTrie {
 
 impl Evict for PageTrie {
     fn evict(&mut self, pages: usize) -> usize {
-        for freed in 0..pages {
+        let mut freed = 0;
+        while freed < pages {
             // Leaves in use were used lately, so the search rarely passes any.
-            let victim = self.leaves.iter().find(|(_, id)| self.node(*id).page.is_evictable());
-            let Some(&(_, id)) = victim else { return freed };
-            self.remove(id);
+            let evictable = self.leaves.iter().find(|(_, id)| self.node(*id).page.is_evictable());
+            let in_the_way = || self.leaves.iter().find(|(_, id)| self.has_evictable_ancestor(*id));
+            match evictable.or_else(in_the_way) {
+                Some(&(_, id)) => {
+                    freed += usize::from(self.node(id).page.is_evictable());
+                    self.remove(id);
+                }
+                None => break,
+            }
         }
-        pages
+        freed
     }
 }
 
