@@ -65,7 +65,7 @@ proptest! {
 #[test]
 fn prefill_across_spans_gives_the_same_bytes_in_any_cut() {
     for (seed, (kv_heads, group, head_dim)) in [(1, 2, 20), (2, 3, 32), (1, 40, 16)].into_iter().enumerate() {
-        attention_in_cuts(seed as u64, kv_heads, group, head_dim, seed % 2 == 0, 1300).unwrap();
+        attention_in_cuts(seed as u64, kv_heads, group, head_dim, seed % 2 == 0, 1100).unwrap();
     }
 }
 
@@ -82,19 +82,23 @@ fn attention_in_cuts(
     let kv_type = if f16 { KvType::F16 } else { KvType::F32 };
     let layout = KvLayout { layers: 1, kv_heads, head_dim, kv_type };
     let shape = AttentionShape { heads: kv_heads * group, kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5) };
-    let batch = Batch::whole(&[1 + length / 3, length], &mut random);
+    let batch = Batch::whole(&[1 + length / 30, length], &mut random);
     let (kv_width, width, rows) = (kv_heads * head_dim, shape.heads * head_dim, batch.rows());
     let (keys, values, queries) =
         (random.values(rows * kv_width), random.values(rows * kv_width), random.values(rows * width));
     for family in families() {
         let mut expected: Option<Vec<u32>> = None;
         for device in family {
+            // Plain Rust is too slow for all of this; its order of operations is the same code.
+            if length > 150 && device.isa() == Isa::Scalar && (group > 2 || device.threads() > 2) {
+                continue;
+            }
             let mut ways = vec![vec![0..rows]];
             // Step by step over a long sequence is quadratic: there the last steps have to do.
-            let steps_from = rows.saturating_sub(200);
+            let steps_from = rows.saturating_sub(150);
             ways.push((0..steps_from).step_by(400).map(|r| r..steps_from.min(r + 400)).collect());
             ways[1].extend((steps_from..rows).map(|r| r..r + 1));
-            ways.extend(cuts(rows, &mut random).into_iter().filter(|cut| cut.len() < 200));
+            ways.extend(cuts(rows, &mut random).into_iter().filter(|cut| cut.len() < 150));
             for cut in ways {
                 let mut pages = device.pages(layout, batch.page_count()).unwrap();
                 let mut found = Vec::new();
