@@ -69,7 +69,7 @@ pub fn simulation_of(script: &SimulationScript, engine: EngineConfig) -> anyhow:
         id: script.model.clone(),
         display_name: script.model.clone(),
         model: LoadedModel {
-            text: Arc::new(SimulatedText),
+            text: Arc::new(SimulatedText::new(&script.dialect)?),
             engine: Engine::start(Box::new(executor), engine),
             trained_window: window,
         },

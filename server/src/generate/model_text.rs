@@ -4,6 +4,7 @@
 //! and contracts only.
 
 use plimsoll_models::chat::{Message, Tool};
+use plimsoll_models::dialect::ToolsOffered;
 use serde_json::{Map, Value};
 
 use crate::wire::error::ServerError;
@@ -79,7 +80,8 @@ pub trait ModelText: Send + Sync {
     fn banned(&self) -> &[u32];
     /// A conversation as the model's prompt.
     fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, ServerError>;
-    /// Raw text as tokens, with the beginning the model expects. Special tokens in it are text.
+    /// A raw prompt as tokens, with the beginning the model expects. It is a whole prompt, not somebody's message:
+    /// special tokens written out in it are meant.
     fn encode(&self, text: &str) -> Vec<u32>;
     /// Text that goes on in the middle (sequence breakers): no beginning is added.
     fn encode_part(&self, text: &str) -> Vec<u32>;
@@ -87,6 +89,6 @@ pub trait ModelText: Send + Sync {
     fn token_bytes(&self, token: u32) -> Vec<u8>;
     /// Any tokens as text, control tokens written out.
     fn decode(&self, tokens: &[u32]) -> String;
-    /// A splitter for one reply to this conversation.
-    fn splitter(&self, conversation: Conversation<'_>) -> Box<dyn Splitter>;
+    /// A splitter for one reply to this rendered prompt, whose end may have opened reasoning.
+    fn splitter(&self, prompt: &str, tools: ToolsOffered) -> Box<dyn Splitter>;
 }

@@ -1,55 +1,64 @@
 //! The text side of the simulated engine: one token per byte, three control tokens, ChatML.
 //!
-//! Owns the rendering of simulated prompts. Real models render with the template of their own file.
+//! Owns the codec of simulated tokens; template and dialect are those of real models. A script names its dialect.
 
-use plimsoll_models::chat::Role;
-use plimsoll_runtime::simulated::{CONTROL_TOKENS, END_OF_TEXT, IM_END, IM_START, VOCABULARY};
-use serde_json::{Value, json};
+use anyhow::{Context, bail};
+use plimsoll_models::dialect::{Dialect, DialectName, ReasoningStyle, ToolsOffered};
+use plimsoll_models::template::{CHATML, ChatTemplate, unescape};
+use plimsoll_models::tokenizer::SpecialTokens;
+use plimsoll_runtime::simulated::{self, CONTROL_TOKENS, END_OF_TEXT, IM_END, VOCABULARY};
 
-use super::model_text::{Conversation, ModelText, PlainSplitter, Rendered, Splitter};
+use super::file_text::{DialectSplitter, render_with};
+use super::model_text::{Conversation, ModelText, Rendered, Splitter};
 use crate::wire::error::ServerError;
 
 /// What ends a simulated reply.
 const END_TOKENS: [u32; 2] = [IM_END, END_OF_TEXT];
 
 /// The text side of a simulation.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SimulatedText;
-
-/// Text and tokens side by side, so that control tokens come from the template alone.
-struct Prompt(Rendered);
-
-impl Prompt {
-    fn control(&mut self, token: u32) {
-        self.0.tokens.push(token);
-        self.0.text.push_str(&written(&[token]));
-    }
-
-    fn text(&mut self, text: &str) {
-        self.0.tokens.extend(text.bytes().map(u32::from));
-        self.0.text.push_str(text);
-    }
-
-    fn turn(&mut self, role: &str, text: &str) {
-        self.control(IM_START);
-        self.text(&format!("{role}\n{text}"));
-        self.control(IM_END);
-        self.text("\n");
-    }
+#[derive(Debug)]
+pub struct SimulatedText {
+    template: ChatTemplate,
+    dialect: Dialect,
+    structure: SpecialTokens,
 }
 
-fn written(tokens: &[u32]) -> String {
-    let mut bytes = Vec::with_capacity(tokens.len());
-    for token in tokens {
-        match u8::try_from(*token) {
-            Ok(byte) => bytes.push(byte),
-            Err(_) => {
-                let name = CONTROL_TOKENS.iter().find(|(_, id)| id == token).map_or("", |(name, _)| name);
-                bytes.extend_from_slice(name.as_bytes());
+impl SimulatedText {
+    /// The text side for a script's dialect: `hermes`, `chatml` or `plain`.
+    pub fn new(dialect: &str) -> anyhow::Result<Self> {
+        let Some(name) = DialectName::from_word(dialect) else {
+            let known = DialectName::ALL.map(DialectName::as_str).join(", ");
+            bail!("the dialect `{dialect}` is not known; known are {known}");
+        };
+        // The built-in template lists no tools, so that both tool dialects describe them in the system message.
+        let (name, reasoning) = match name {
+            DialectName::Hermes | DialectName::ChatMl => (DialectName::ChatMl, ReasoningStyle::ThinkTags),
+            DialectName::Plain => (DialectName::Plain, ReasoningStyle::None),
+        };
+        let structure = SpecialTokens::new(CONTROL_TOKENS);
+        let template =
+            ChatTemplate::from_source(CHATML, None, None, structure.clone()).context("the built-in template")?;
+        Ok(Self { template, dialect: Dialect::new(name, reasoning), structure })
+    }
+
+    /// Control tokens where the template put them; everything else, look-alikes included, is bytes.
+    fn encode_escaped(&self, escaped: &str) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(escaped.len());
+        let mut copied = 0;
+        let bytes_of = |text: &str, tokens: &mut Vec<u32>| tokens.extend(unescape(text).bytes().map(u32::from));
+        for (at, _) in escaped.match_indices('<') {
+            if at < copied {
+                continue;
+            }
+            if let Some((length, id)) = self.structure.match_at(escaped, at) {
+                bytes_of(&escaped[copied..at], &mut tokens);
+                tokens.push(id);
+                copied = at + length;
             }
         }
+        bytes_of(&escaped[copied..], &mut tokens);
+        tokens
     }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 impl ModelText for SimulatedText {
@@ -66,40 +75,16 @@ impl ModelText for SimulatedText {
     }
 
     fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, ServerError> {
-        let Conversation { messages, tools, .. } = conversation;
-        let mut prompt = Prompt(Rendered { text: String::new(), tokens: Vec::new() });
-        let (head, turns) = match messages {
-            [head, turns @ ..] if head.role == Role::System => (head.content.as_str(), turns),
-            turns => ("", turns),
-        };
-        let tools: String =
-            tools.iter().map(|tool| format!("\n{}", json!({"type": "function", "function": tool}))).collect();
-        if !head.is_empty() || !tools.is_empty() {
-            let tools = if tools.is_empty() { tools } else { format!("\n\n# Tools\n<tools>{tools}\n</tools>") };
-            prompt.turn("system", &format!("{head}{tools}"));
-        }
-        for message in turns {
-            let mut text = message.content.clone();
-            for call in &message.tool_calls {
-                // Arguments that do not parse stay the text they are.
-                let arguments: Value =
-                    serde_json::from_str(&call.arguments).unwrap_or_else(|_| call.arguments.clone().into());
-                let call = json!({"name": call.name, "arguments": arguments});
-                text.push_str(&format!("\n<tool_call>\n{call}\n</tool_call>"));
-            }
-            prompt.turn(message.role.as_str(), text.trim_start_matches('\n'));
-        }
-        prompt.control(IM_START);
-        prompt.text("assistant\n");
-        Ok(prompt.0)
+        let prompt = render_with(&self.template, &self.dialect, conversation)?;
+        Ok(Rendered { tokens: self.encode_escaped(prompt.escaped()), text: prompt.text() })
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
-        text.bytes().map(u32::from).collect()
+        simulated::encode(text)
     }
 
     fn encode_part(&self, text: &str) -> Vec<u32> {
-        self.encode(text)
+        text.bytes().map(u32::from).collect()
     }
 
     fn token_bytes(&self, token: u32) -> Vec<u8> {
@@ -107,25 +92,43 @@ impl ModelText for SimulatedText {
     }
 
     fn decode(&self, tokens: &[u32]) -> String {
-        written(tokens)
+        let mut bytes = Vec::with_capacity(tokens.len());
+        for token in tokens {
+            match u8::try_from(*token) {
+                Ok(byte) => bytes.push(byte),
+                Err(_) => {
+                    let name = CONTROL_TOKENS.iter().find(|(_, id)| id == token).map_or("", |(name, _)| name);
+                    bytes.extend_from_slice(name.as_bytes());
+                }
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    fn splitter(&self, _conversation: Conversation<'_>) -> Box<dyn Splitter> {
-        Box::new(PlainSplitter)
+    fn splitter(&self, prompt: &str, tools: ToolsOffered) -> Box<dyn Splitter> {
+        Box::new(DialectSplitter(self.dialect.splitter(prompt, tools)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_models::chat::Message;
+    use plimsoll_models::chat::{Message, Role};
 
     #[test]
     fn control_tokens_in_messages_are_text() {
-        let messages = [Message::text(Role::User, "<|im_end|>")];
+        let messages = [Message::text(Role::User, "<<|im_end|>")];
         let conversation = Conversation { messages: &messages, tools: &[], variables: &serde_json::Map::new() };
-        let rendered = SimulatedText.render(conversation).unwrap();
+        let text = SimulatedText::new("hermes").unwrap();
+        let rendered = text.render(conversation).unwrap();
+        assert_eq!(rendered.text, "<|im_start|>user\n<<|im_end|><|im_end|>\n<|im_start|>assistant\n");
         assert_eq!(rendered.tokens.iter().filter(|token| **token == IM_END).count(), 1);
-        assert_eq!(rendered.text, "<|im_start|>user\n<|im_end|><|im_end|>\n<|im_start|>assistant\n");
+        assert_eq!(text.decode(&rendered.tokens), rendered.text);
+    }
+
+    #[test]
+    fn an_unknown_dialect_is_refused_with_the_known_ones() {
+        let error = SimulatedText::new("klingon").unwrap_err().to_string();
+        assert!(error.contains("klingon") && error.contains("hermes, chatml, plain"), "{error}");
     }
 }

@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use plimsoll_models::chat::{Message, Role, ToolCall};
+use plimsoll_models::dialect::ToolsOffered;
 use plimsoll_runtime::engine::TenantId;
 use serde_json::Value;
 
@@ -55,8 +56,9 @@ pub async fn handle(
         },
     )?;
     let reading = granted.reading.clone();
+    let tools = if request.tools.is_empty() { ToolsOffered::No } else { ToolsOffered::Yes };
     let reply = submit(&state, served, granted, parameters, request.parallel_calls, || {
-        served.model.text.splitter(conversation_of(&request))
+        served.model.text.splitter(&rendered.text, tools)
     })
     .await?;
 

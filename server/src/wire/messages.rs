@@ -1,8 +1,8 @@
 //! Messages and tools of the chat completions API, reduced to canonical ones.
 //!
 //! Owns the reading of roles, content parts, tool calls and tool definitions. Never renders anything. A string and a
-//! single text block are the same message; ids of items, cache marks and billing lines take no part. The order of
-//! system messages is settled by [`settle_system_messages`], so that no template meets a late one.
+//! single text block are the same message; ids of items, cache marks and billing lines take no part. System messages stay
+//! where they are; dialects settle them for their templates.
 
 use plimsoll_models::chat::{Message, Role, Tool, ToolCall};
 use serde_json::Value;
@@ -16,9 +16,6 @@ const PART_SEPARATOR: &str = "\n";
 /// A line some clients put first into their system prompt; it changes with every request and says nothing to a
 /// model, but would make every cached prefix useless.
 const BILLING_LINE: &str = "x-anthropic-billing-header";
-
-/// How a system message that comes after the first turn is marked inside the user turn that carries it.
-const LATE_SYSTEM_OPEN: &str = "[system message]\n";
 
 /// What stands in for a picture, a sound or a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -54,7 +51,6 @@ pub fn read_messages(values: Vec<Value>, media: Media) -> Result<ReadMessages, S
         let message = read_message(value, index, media, &mut read)?;
         read.messages.push(message);
     }
-    read.messages = settle_system_messages(std::mem::take(&mut read.messages));
     Ok(read)
 }
 
@@ -213,36 +209,6 @@ fn without_billing_line(text: String) -> String {
     kept.join("\n")
 }
 
-/// Merges the leading system messages into one and turns later ones into marked user turns at their place. Appending
-/// to a conversation never changes what stands before, so a cached prefix survives.
-pub fn settle_system_messages(messages: Vec<Message>) -> Vec<Message> {
-    let mut settled: Vec<Message> = Vec::with_capacity(messages.len());
-    let mut leading = true;
-    for mut message in messages {
-        if message.role != Role::System {
-            leading = false;
-            settled.push(message);
-            continue;
-        }
-        if leading {
-            match settled.first_mut() {
-                None => settled.push(message),
-                Some(head) if head.content.is_empty() => head.content = message.content,
-                Some(_) if message.content.is_empty() => {}
-                Some(head) => {
-                    head.content.push_str("\n\n");
-                    head.content.push_str(&message.content);
-                }
-            }
-            continue;
-        }
-        message.role = Role::User;
-        message.content.insert_str(0, LATE_SYSTEM_OPEN);
-        settled.push(message);
-    }
-    settled
-}
-
 /// Tools of a request and what the server has to say about them.
 #[derive(Debug, Default)]
 pub struct ReadTools {
@@ -317,16 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn leading_system_and_developer_messages_merge_and_later_ones_become_marked_user_turns() {
-        let read = read(json!([
-            {"role": "developer", "content": "A"},
-            {"role": "system", "content": "B"},
-            {"role": "user", "content": "hi"},
-            {"role": "system", "content": "C"},
-        ]))
-        .unwrap();
-        let seen: Vec<_> = read.messages.iter().map(|m| (m.role, m.content.as_str())).collect();
-        assert_eq!(seen, [(Role::System, "A\n\nB"), (Role::User, "hi"), (Role::User, "[system message]\nC")]);
+    fn a_developer_is_the_system() {
+        let read = read(json!([{"role": "developer", "content": "A"}, {"role": "user", "content": "hi"}])).unwrap();
+        assert_eq!(read.messages[0], Message::text(Role::System, "A"));
     }
 
     #[test]

@@ -10,4 +10,5 @@ mod overflow;
 mod probes_and_models;
 mod sessions;
 mod streams;
+mod tools;
 mod wire_client;
