@@ -13,6 +13,8 @@
 mod forgiving_json;
 mod hermes;
 mod splitter;
+#[cfg(test)]
+mod tests;
 
 use crate::chat::{Message, Tool};
 use crate::template::{ChatTemplate, normalise_for_template};
