@@ -407,31 +407,41 @@ fn byte_level(file: &GgufFile) -> Result<(Algorithm, Vocabulary, bool), Tokenize
 /// and the lead bytes of unused planes). Characters that need them are read as U+FFFD, so that the model sees that
 /// something was there; llama.cpp drops them, the original library reads them as `<|endoftext|>`.
 #[derive(Debug)]
-struct MissingBytes(Option<[bool; 256]>);
+struct MissingBytes {
+    /// One bit for each byte.
+    bits: [u64; 4],
+}
 
 impl MissingBytes {
     fn of(pieces: &Vocab) -> Result<Self, TokenizerError> {
-        let mut missing = [false; 256];
+        let mut missing = Self { bits: [0; 4] };
         for byte in 0..=255u8 {
             let spelled = byte_level::character(byte);
-            missing[usize::from(byte)] = !pieces.contains_key(spelled.encode_utf8(&mut [0; 4]) as &str);
+            if !pieces.contains_key(spelled.encode_utf8(&mut [0; 4]) as &str) {
+                missing.bits[usize::from(byte / 64)] |= 1 << (byte % 64);
+            }
         }
-        let replacement = char::REPLACEMENT_CHARACTER.encode_utf8(&mut [0; 4]).as_bytes().to_vec();
-        match replacement.into_iter().find(|byte| missing[usize::from(*byte)]) {
+        match missing.first_in(char::REPLACEMENT_CHARACTER) {
             Some(byte) => Err(TokenizerError::ByteMissing { byte }),
-            None => Ok(Self(missing.contains(&true).then_some(missing))),
+            None => Ok(missing),
         }
     }
 
+    fn contains(&self, byte: u8) -> bool {
+        self.bits[usize::from(byte / 64)] >> (byte % 64) & 1 == 1
+    }
+
+    /// The first byte of a character that is missing.
+    fn first_in(&self, c: char) -> Option<u8> {
+        c.encode_utf8(&mut [0; 4]).bytes().find(|byte| self.contains(*byte))
+    }
+
     fn replace<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let Some(missing) = &self.0 else { return Cow::Borrowed(text) };
-        let is_missing = |byte: u8| missing[usize::from(byte)];
-        if !text.bytes().any(is_missing) {
+        if self.bits == [0; 4] || !text.bytes().any(|byte| self.contains(byte)) {
             return Cow::Borrowed(text);
         }
-        let replaced =
-            |c: char| if c.encode_utf8(&mut [0; 4]).bytes().any(is_missing) { char::REPLACEMENT_CHARACTER } else { c };
-        Cow::Owned(text.chars().map(replaced).collect())
+        let known = |c: char| if self.first_in(c).is_some() { char::REPLACEMENT_CHARACTER } else { c };
+        Cow::Owned(text.chars().map(known).collect())
     }
 }
 

@@ -76,7 +76,8 @@ impl PreTokenizer {
     /// ends a search early, which takes a run of about a million spaces.
     pub(super) fn pieces(&self, text: &str) -> Vec<Range<usize>> {
         let mut pieces = Vec::new();
-        let mut outer = vec![0..text.len()];
+        let mut outer = Vec::new();
+        push(&mut outer, 0..text.len());
         for expression in &self.expressions {
             for range in &outer {
                 let mut end = range.start;
