@@ -154,9 +154,7 @@ impl ChatTemplate {
         TemplateAbilities {
             tools: reads("tools"),
             tool_calls: reads("tool_calls"),
-            tool_results: ["== \"tool\"", "== 'tool'", "==\"tool\"", "=='tool'", "'tool'", "\"tool\""]
-                .iter()
-                .any(|test| reads(test)),
+            tool_results: reads("'tool'") || reads("\"tool\""),
             reasoning: reads("reasoning_content"),
             enable_thinking: reads("enable_thinking"),
         }

@@ -4,8 +4,6 @@
 
 use std::path::PathBuf;
 
-use super::value::ValueType;
-
 /// Why a GGUF file was refused, or a value in it could not be had.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
@@ -94,11 +92,4 @@ pub enum GgufError {
 
     #[error("the file has no tensor {name:?}")]
     MissingTensor { name: String },
-}
-
-impl GgufError {
-    pub(super) fn unknown_value_type(number: u32, offset: u64) -> Self {
-        debug_assert!(ValueType::from_number(number).is_none());
-        Self::UnknownValueType { number, offset }
-    }
 }

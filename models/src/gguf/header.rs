@@ -132,7 +132,7 @@ fn read_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<MetadataEntr
 fn read_type(cursor: &mut Cursor<'_>, what: &'static str) -> Result<ValueType, GgufError> {
     let offset = cursor.offset();
     let number = cursor.u32(what)?;
-    ValueType::from_number(number).ok_or_else(|| GgufError::unknown_value_type(number, offset))
+    ValueType::from_number(number).ok_or(GgufError::UnknownValueType { number, offset })
 }
 
 fn read_value(cursor: &mut Cursor<'_>, value_type: ValueType) -> Result<StoredValue, GgufError> {
