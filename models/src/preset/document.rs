@@ -103,24 +103,24 @@ pub struct GuardSection(pub Map<String, Value>);
 pub struct Sampling {
     /// 0 is greedy.
     #[schemars(range(min = 0.0, max = 2.0))]
-    pub temperature: Option<f32>,
+    pub temperature: Option<f64>,
     /// Nucleus mass.
     #[schemars(range(min = 0.0, max = 1.0))]
-    pub top_p: Option<f32>,
+    pub top_p: Option<f64>,
     /// Tokens kept; 0 is off.
     pub top_k: Option<u32>,
     /// Least probability relative to the likeliest token.
     #[schemars(range(min = 0.0, max = 1.0))]
-    pub min_p: Option<f32>,
+    pub min_p: Option<f64>,
     /// Subtracted from the logit of every token seen in the reply.
     #[schemars(range(min = -2.0, max = 2.0))]
-    pub presence_penalty: Option<f32>,
+    pub presence_penalty: Option<f64>,
     /// Subtracted from the logit per occurrence in the reply.
     #[schemars(range(min = -2.0, max = 2.0))]
-    pub frequency_penalty: Option<f32>,
+    pub frequency_penalty: Option<f64>,
     /// Divides positive and multiplies negative logits of tokens seen; 1 is off.
     #[schemars(range(min = 0.1, max = 10.0))]
-    pub repetition_penalty: Option<f32>,
+    pub repetition_penalty: Option<f64>,
 }
 
 /// How a conversation becomes a prompt.

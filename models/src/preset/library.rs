@@ -1,6 +1,6 @@
 //! The presets one can name: those that come with the program and those in the user's configuration folder.
 //!
-//! Owns the search: `presets/*.json` in `PLIMSOLL_CONFIG`, else in `plimsoll` under `XDG_CONFIG_HOME`, else in
+//! Owns the search: `presets/*.json` in `PLIMSOLL_CONFIG_DIR`, else in `plimsoll` under `XDG_CONFIG_HOME`, else in
 //! `~/.config/plimsoll`. A user's preset hides an embedded one of the same name. A file that cannot be read or is no
 //! preset is an error that names it, not a preset that is silently absent.
 
@@ -41,7 +41,7 @@ pub fn user_folder() -> Option<PathBuf> {
 }
 
 fn folder_from(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    let config = variable("PLIMSOLL_CONFIG")
+    let config = variable("PLIMSOLL_CONFIG_DIR")
         .or_else(|| Some(variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute())?.join("plimsoll")))
         .or_else(|| Some(variable("HOME")?.join(".config/plimsoll")))?;
     Some(config.join("presets"))
@@ -153,7 +153,7 @@ mod tests {
         let at = |set: &[(&str, &str)]| {
             folder_from(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
         };
-        let all = [("PLIMSOLL_CONFIG", "/a"), ("XDG_CONFIG_HOME", "/b"), ("HOME", "/c")];
+        let all = [("PLIMSOLL_CONFIG_DIR", "/a"), ("XDG_CONFIG_HOME", "/b"), ("HOME", "/c")];
         assert_eq!(at(&all), Some("/a/presets".into()));
         assert_eq!(at(&all[1..]), Some("/b/plimsoll/presets".into()));
         assert_eq!(at(&all[2..]), Some("/c/.config/plimsoll/presets".into()));

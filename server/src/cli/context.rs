@@ -45,9 +45,10 @@ Examples:
   plimsoll context budget --window 64000 --set compaction=0.65 --set summary=3000 --json
   plimsoll context budget --preset local-robust-9b
 
-Quantities: economy, checkpoint, compaction, response, summary, summary_min, safety, retain; values below 1 are shares
-of the window, others tokens. Full keys of the budget section of a preset (compaction_ratio, automatic_compaction, ...)
-are taken as they are. A division that breaks an invariant is refused with the numbers and exit code 2.")]
+Quantities: economy, checkpoint, compaction, response, summary, summary_min, safety, retain;
+values below 1 are shares of the window, others tokens. Full keys of the budget section of a
+preset (compaction_ratio, automatic_compaction, ...) are taken as they are. A division that
+breaks an invariant is refused with the numbers and exit code 2.")]
 struct BudgetArguments {
     /// Tokens of the window, prompt and reply together.
     #[arg(long, value_name = "TOKENS", required_unless_present = "preset")]
@@ -71,9 +72,10 @@ Examples:
   plimsoll context level --usage 0.62
   plimsoll context level --transcript session.jsonl --json
 
-Without arguments the usage is read from CLAUDE_CONTEXT_USAGE. CONSERVE_EMERGENCY_THRESHOLD moves the emergency level.
-A transcript's size is an estimate (CONSERVE_CONTEXT_WINDOW_BYTES is a full window, CONSERVE_CONTEXT_ESTIMATION=0
-switches it off); an estimate never says more than warning.")]
+Without arguments the usage is read from CLAUDE_CONTEXT_USAGE. CONSERVE_EMERGENCY_THRESHOLD
+moves the emergency level. A transcript's size is an estimate (CONSERVE_CONTEXT_WINDOW_BYTES is
+a full window, CONSERVE_CONTEXT_ESTIMATION=0 switches it off); an estimate never says more than
+warning.")]
 struct LevelArguments {
     /// Tokens in use, prompt and reply together.
     #[arg(long, conflicts_with_all = ["usage", "transcript"])]

@@ -17,8 +17,8 @@ Examples:
   plimsoll models
   plimsoll models --json | jq -r '.[] | select(.path) | .name'
 
-Fetch one with `plimsoll pull NAME`. Beside these names, any GGUF file works by its path, and any file on the hub as
-org/repository:file.gguf.")]
+Fetch one with `plimsoll pull NAME`. Beside these names, any GGUF file works by its path, and
+any file on the hub as org/repository:file.gguf.")]
 pub struct Models {
     /// Print JSON instead of a table.
     #[arg(long)]

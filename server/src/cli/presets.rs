@@ -19,7 +19,8 @@ Examples:
   plimsoll presets show local-robust-27b
   plimsoll presets schema > schema.json
 
-Presets of one's own are JSON files in ~/.config/plimsoll/presets (XDG_CONFIG_HOME and PLIMSOLL_CONFIG move it).")]
+Presets of one's own are JSON files in ~/.config/plimsoll/presets
+(XDG_CONFIG_HOME and PLIMSOLL_CONFIG_DIR move it).")]
 pub struct Presets {
     #[command(subcommand)]
     action: Option<Action>,

