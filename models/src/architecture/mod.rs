@@ -20,7 +20,7 @@ pub mod weights;
 
 use plimsoll_kernels::{AttentionShape, Device, DeviceError, GgmlType, KvLayout, KvType};
 
-pub use registry::{load, plan};
+pub use registry::{load, plan, supports};
 
 /// The tokens of one step: a ragged batch in which prefill chunks and decode rows of several sequences are mixed.
 #[derive(Clone, Copy, Debug)]

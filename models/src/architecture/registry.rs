@@ -18,6 +18,11 @@ fn family(file: &GgufFile) -> Result<FamilyTraits, LoadError> {
     })
 }
 
+/// Whether files of this `general.architecture` can be loaded.
+pub fn supports(architecture: &str) -> bool {
+    DECODERS.iter().any(|family| family.architecture == architecture)
+}
+
 /// The sizes the model in `file` will have on `device`, before anything is allocated. Every tensor is checked.
 pub fn plan<D: Device>(file: &GgufFile, device: &D, limits: StepLimits) -> Result<ModelShape, LoadError> {
     decoder::plan(file, family(file)?, device, limits)

@@ -5,6 +5,7 @@
 
 mod chat;
 mod context;
+mod doctor;
 mod event_client;
 mod models;
 mod origin;
@@ -34,6 +35,7 @@ enum Command {
     Models(models::Models),
     Presets(presets::Presets),
     Context(context::Context),
+    Doctor(doctor::Doctor),
     Verify(verify::Verify),
 }
 
@@ -47,6 +49,7 @@ impl Cli {
             Command::Models(command) => command.run(),
             Command::Presets(command) => command.run(),
             Command::Context(command) => command.run(),
+            Command::Doctor(command) => command.run(),
             Command::Verify(command) => command.run(),
         }
     }
