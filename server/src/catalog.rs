@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
-use plimsoll_runtime::budget::Budget;
+use plimsoll_runtime::budget::{Budget, Tokens};
 use plimsoll_runtime::engine::{EngineHandle, SamplingParams};
+
+use serde_json::{Map, Value};
 
 use crate::generate::model_text::ModelText;
 use crate::wire::error::ServerError;
@@ -38,6 +40,8 @@ pub struct ServedModel {
     pub budget: Arc<Budget>,
     /// What a request leaves out.
     pub sampling: SamplingParams,
+    /// Variables of the chat template where a request does not set them.
+    pub template_arguments: Map<String, Value>,
     /// What happens to pictures and files.
     pub media: Media,
 }
@@ -51,10 +55,16 @@ impl ServedModel {
     /// The longest prompt that is admitted with a reply of one token. Found by asking the budget, so that what is
     /// advertised is what is enforced.
     pub fn longest_prompt(&self) -> u32 {
-        use plimsoll_runtime::budget::Tokens;
         match self.budget.admit(Tokens(u32::MAX), None, Tokens(0)) {
             Err(overflow) => overflow.limit.0,
             Ok(_) => self.budget.window.0,
+        }
+    }
+
+    /// Template variables of a request, completed by the preset's.
+    pub fn complete_variables(&self, variables: &mut Map<String, Value>) {
+        for (name, value) in &self.template_arguments {
+            variables.entry(name.clone()).or_insert_with(|| value.clone());
         }
     }
 
@@ -73,16 +83,30 @@ impl ServedModel {
     }
 }
 
-/// All names.
+/// All names, and the engines behind them.
 #[derive(Clone, Default)]
 pub struct Catalog {
     models: Vec<ServedModel>,
+    engines: Vec<EngineHandle>,
 }
 
 impl Catalog {
-    /// The first name is the default one. A name that is given twice means the first.
-    pub fn new(models: Vec<ServedModel>) -> Self {
-        Self { models }
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an engine and the names of its model. The first name of all is the default one; a name that is given
+    /// twice means the first.
+    #[must_use]
+    pub fn with(mut self, engine: EngineHandle, names: impl IntoIterator<Item = ServedModel>) -> Self {
+        self.engines.push(engine);
+        for model in names {
+            if !self.models.iter().any(|known| known.id == model.id) {
+                self.models.push(model);
+            }
+        }
+        self
     }
 
     /// All names, the default one first.
@@ -104,14 +128,7 @@ impl Catalog {
     }
 
     /// Each engine once.
-    pub fn engines(&self) -> Vec<EngineHandle> {
-        let mut engines: Vec<(*const (), EngineHandle)> = Vec::new();
-        for served in &self.models {
-            let identity = Arc::as_ptr(&served.model.text).cast::<()>();
-            if !engines.iter().any(|(known, _)| *known == identity) {
-                engines.push((identity, served.model.engine.clone()));
-            }
-        }
-        engines.into_iter().map(|(_, engine)| engine).collect()
+    pub fn engines(&self) -> &[EngineHandle] {
+        &self.engines
     }
 }

@@ -8,6 +8,7 @@
 //! - [`routes`]: the endpoints.
 //! - [`state`]: what all handlers share.
 //! - [`load`]: from names to running engines.
+//! - [`preset_budget`]: the budget of a preset.
 //! - [`serving`]: a server's life.
 //! - [`cli`]: the commands of `plimsoll`.
 
@@ -16,6 +17,7 @@ pub mod cli;
 pub mod generate;
 pub mod http;
 pub mod load;
+pub mod preset_budget;
 pub mod routes;
 pub mod serving;
 pub mod sessions;

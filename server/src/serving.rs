@@ -133,7 +133,7 @@ impl BoundServer {
             }
             Ok(None) => Ended::Asked,
             Ok(Some(catalog)) => {
-                let engines = catalog.engines();
+                let engines = catalog.engines().to_vec();
                 state.loaded(catalog);
                 let broken = async {
                     if engines.is_empty() {

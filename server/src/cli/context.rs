@@ -15,7 +15,7 @@ use plimsoll_runtime::budget::{
 };
 use serde_json::{Map, Value, json};
 
-use super::presets::budget_of;
+use crate::preset_budget::preset_budget;
 
 /// Bytes of a transcript that count as a full window, unless `CONSERVE_CONTEXT_WINDOW_BYTES` says otherwise.
 const TRANSCRIPT_BYTES: u64 = 800_000;
@@ -236,7 +236,7 @@ impl LevelArguments {
                     let library = PresetLibrary::load()?;
                     let preset =
                         library.get(preset).ok_or_else(|| Misuse(format!("no preset is called {preset:?}")))?;
-                    budget_of(preset).map_err(|error| Misuse(error.to_string()))?
+                    preset_budget(preset).map_err(|error| Misuse(error.to_string()))?
                 }
                 (None, Some(window)) => Budget::resolve(Some(Tokens(window)), &BudgetConfig::default())?,
                 (None, None) => return Err(Misuse("--tokens needs --window or --preset".to_owned())),

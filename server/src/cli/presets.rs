@@ -8,8 +8,9 @@ use plimsoll_guard::GuardLimits;
 use plimsoll_models::preset::library::user_folder;
 use plimsoll_models::preset::schema::preset_schema;
 use plimsoll_models::preset::{Preset, PresetLibrary, PresetOrigin};
-use plimsoll_runtime::budget::Budget;
 use serde_json::{Value, json};
+
+use crate::preset_budget::preset_budget;
 
 /// List presets, show one, or print the JSON Schema of preset files.
 #[derive(Debug, clap::Args)]
@@ -92,7 +93,7 @@ fn as_json(preset: &Preset, origin: &PresetOrigin) -> anyhow::Result<Value> {
         "name": preset.name,
         "origin": origin_text(origin),
         "preset": preset,
-        "tokens": budget_of(preset)?,
+        "tokens": preset_budget(preset)?,
         "guard_limits": guard_limits_of(preset)?,
     }))
 }
@@ -103,17 +104,10 @@ pub(super) fn guard_limits_of(preset: &Preset) -> anyhow::Result<GuardLimits> {
         .map_err(|error| anyhow::anyhow!("preset {}: guard: {error}", preset.name))
 }
 
-/// The budget of a preset, or why it is refused.
-pub(super) fn budget_of(preset: &Preset) -> anyhow::Result<Budget> {
-    let refused = |error: &dyn std::fmt::Display| anyhow::anyhow!("preset {}: budget: {error}", preset.name);
-    let config = serde_json::from_value(Value::Object(preset.budget.0.clone())).map_err(|error| refused(&error))?;
-    Budget::resolve(None, &config).map_err(|error| refused(&error))
-}
-
 fn table(library: &PresetLibrary) -> anyhow::Result<String> {
     let mut text = String::new();
     for (preset, origin) in library.iter() {
-        let budget = budget_of(preset)?;
+        let budget = preset_budget(preset)?;
         writeln!(
             text,
             "{:<18} window {:>7}  compaction {:>6}  response {:>6}  model {:<22} {}",
@@ -149,7 +143,7 @@ mod tests {
             ("local-robust-27b", [64_000, 32_000, 40_000, 44_800, 12_000, 4000, 500, 2000, 15_625]),
         ];
         for (preset, (name, numbers)) in embedded().iter().zip(expected) {
-            let budget = budget_of(preset).unwrap();
+            let budget = preset_budget(preset).unwrap();
             let found = [
                 budget.window,
                 budget.economy,
@@ -233,9 +227,9 @@ mod tests {
         let mut preset = embedded().into_iter().find(|preset| preset.name == "local-robust-27b").unwrap();
         preset.budget =
             BudgetSection(json!({"window": 64_000, "compaction_tokens": 46_080}).as_object().unwrap().clone());
-        let message = budget_of(&preset).unwrap_err().to_string();
+        let message = preset_budget(&preset).unwrap_err().to_string();
         assert!(message.contains("64080") && message.contains("local-robust-27b"), "{message}");
         preset.budget = BudgetSection(json!({"window": 64_000, "sumary_ratio": 0.1}).as_object().unwrap().clone());
-        assert!(budget_of(&preset).unwrap_err().to_string().contains("sumary_ratio"));
+        assert!(preset_budget(&preset).unwrap_err().to_string().contains("sumary_ratio"));
     }
 }

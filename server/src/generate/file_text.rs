@@ -2,6 +2,8 @@
 //!
 //! Adapts `plimsoll-models` to [`ModelText`]. Owns nothing but the composition and a preset's template arguments.
 
+use std::sync::Arc;
+
 use plimsoll_models::dialect::{Dialect, OutputPart, OutputSplitter, ToolsOffered};
 use plimsoll_models::template::{ChatTemplate, RenderedPrompt, TemplateOptions};
 use plimsoll_models::tokenizer::{ControlTokens, Tokenizer};
@@ -13,8 +15,8 @@ use crate::wire::error::ServerError;
 /// The text side of one model file.
 #[derive(Debug)]
 pub struct FileText {
-    tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<Arc<ChatTemplate>>,
     dialect: Dialect,
     banned: Vec<u32>,
 }
@@ -22,7 +24,12 @@ pub struct FileText {
 impl FileText {
     /// Puts the parts together. `logits` is the length of a row of logits: ids the tokenizer does not know can never
     /// be generated.
-    pub fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>, dialect: Dialect, logits: usize) -> Self {
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        template: Option<Arc<ChatTemplate>>,
+        dialect: Dialect,
+        logits: usize,
+    ) -> Self {
         let banned = (tokenizer.vocab_size()..logits).map(|id| id as u32).collect();
         Self { tokenizer, template, dialect, banned }
     }

@@ -38,7 +38,9 @@ pub async fn handle(
     let mut fields = read_object(&headers, body, state.options.body).await?;
     let model_id = fields.needed_string("model")?;
     let served = state.catalog_for_work()?.find(&model_id)?;
-    let request = Arc::new(ChatRequest::read(fields, &served.parameter_defaults(), served.media)?);
+    let mut request = ChatRequest::read(fields, &served.parameter_defaults(), served.media)?;
+    served.complete_variables(&mut request.template_variables);
+    let request = Arc::new(request);
 
     let text = served.model.text.clone();
     let conversation = request.clone();

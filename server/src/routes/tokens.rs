@@ -6,13 +6,13 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::catalog::ServedModel;
 use crate::generate::model_text::{Conversation, Rendered};
 use crate::http::json_body::read_object;
 use crate::state::{ServerState, SharedState};
-use crate::wire::chat_request::read_template_variables;
+use crate::wire::chat_request::{ToolChoice, read_template_variables, read_tool_choice};
 use crate::wire::error::ServerError;
 use crate::wire::fields::Fields;
 use crate::wire::messages::{read_messages, read_tools};
@@ -45,8 +45,12 @@ fn model_of<'a>(state: &'a ServerState, fields: &mut Fields) -> Result<&'a Serve
 async fn render(state: &ServerState, served: &ServedModel, mut fields: Fields) -> Result<Rendered, ServerError> {
     let messages = fields.array("messages")?.ok_or(ServerError::Missing { param: "messages".into() })?;
     let messages = read_messages(messages, served.media)?.messages;
-    let tools = read_tools(fields.array("tools")?.unwrap_or_default())?.tools;
-    let variables: Map<String, Value> = read_template_variables(&mut fields)?;
+    let mut tools = read_tools(fields.array("tools")?.unwrap_or_default())?.tools;
+    if read_tool_choice(&mut fields)? == ToolChoice::None {
+        tools.clear();
+    }
+    let mut variables = read_template_variables(&mut fields)?;
+    served.complete_variables(&mut variables);
     let text = served.model.text.clone();
     prepared(state, move || text.render(Conversation { messages: &messages, tools: &tools, variables: &variables }))
         .await

@@ -124,7 +124,8 @@ impl ChatRequest {
     }
 }
 
-fn read_tool_choice(fields: &mut Fields) -> Result<ToolChoice, ServerError> {
+/// Takes `tool_choice`; a call cannot be forced.
+pub fn read_tool_choice(fields: &mut Fields) -> Result<ToolChoice, ServerError> {
     let param = fields.name("tool_choice");
     let found = match fields.take("tool_choice") {
         None => return Ok(ToolChoice::Auto),

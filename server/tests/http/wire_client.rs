@@ -43,7 +43,8 @@ pub async fn start_with(script: Value, options: ServingOptions, engine: EngineCo
     let (address, state) = (bound.address(), bound.state());
     let (stop, stopped) = oneshot::channel::<()>();
     let ended = tokio::spawn(async move {
-        let load = async { Ok::<_, std::convert::Infallible>(Catalog::new(vec![model])) };
+        let load =
+            async { Ok::<_, std::convert::Infallible>(Catalog::new().with(model.model.engine.clone(), [model])) };
         let stopped = async {
             let _ = stopped.await;
         };
