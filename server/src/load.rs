@@ -211,14 +211,15 @@ fn served_preset(
 
 fn sampling_of(preset: &preset::Sampling) -> SamplingParams {
     let neutral = SamplingParams::default();
+    let or = |value: Option<f64>, neutral: f32| value.map_or(neutral, |value| value as f32);
     SamplingParams {
-        temperature: preset.temperature.unwrap_or(neutral.temperature),
-        top_p: preset.top_p.unwrap_or(neutral.top_p),
+        temperature: or(preset.temperature, neutral.temperature),
+        top_p: or(preset.top_p, neutral.top_p),
         top_k: preset.top_k.unwrap_or(neutral.top_k),
-        min_p: preset.min_p.unwrap_or(neutral.min_p),
-        presence_penalty: preset.presence_penalty.unwrap_or(neutral.presence_penalty),
-        frequency_penalty: preset.frequency_penalty.unwrap_or(neutral.frequency_penalty),
-        repetition_penalty: preset.repetition_penalty.unwrap_or(neutral.repetition_penalty),
+        min_p: or(preset.min_p, neutral.min_p),
+        presence_penalty: or(preset.presence_penalty, neutral.presence_penalty),
+        frequency_penalty: or(preset.frequency_penalty, neutral.frequency_penalty),
+        repetition_penalty: or(preset.repetition_penalty, neutral.repetition_penalty),
         ..neutral
     }
 }

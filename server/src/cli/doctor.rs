@@ -14,7 +14,7 @@ use plimsoll_models::source::{KnownModel, ModelName, Network, Sources};
 use plimsoll_runtime::memory_plan::available_memory;
 use serde::Serialize;
 
-use super::presets::budget_of;
+use crate::preset_budget::preset_budget;
 
 /// Show what this machine can run and whether models can be fetched.
 #[derive(Debug, clap::Args)]
@@ -153,7 +153,7 @@ fn fit(preset: &Preset, sources: &Sources, available: Option<u64>) -> Fit {
         Ok(ModelName::Known(model)) => Some(model),
         _ => None,
     };
-    let budget = budget_of(preset);
+    let budget = preset_budget(preset);
     let window = budget.as_ref().map_or(0, |budget| budget.window.0);
     let needed = known.map(|model| model.bytes_with_window(window.into()));
     let found = name.as_ref().is_ok_and(|name| sources.find(name).is_ok_and(|local| local.is_some()));

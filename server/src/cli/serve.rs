@@ -3,7 +3,7 @@
 //! Prints the memory plan and progress on stderr. On stdout stand two lines for programs:
 //! `listening http://ADDRESS:PORT` as soon as the socket is bound, and `ready NAME...` when the models take work.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -86,5 +86,9 @@ pub(super) fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("plimsoll=info,plimsoll_server=info,warn"));
     // A log that runs already is as good.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init();
 }
