@@ -89,7 +89,7 @@ pub(crate) fn attend(
     out: &mut CpuBuffer,
 ) {
     let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
-    let (rows, width, l) = (batch.rows(), heads * head_dim, pages.layout());
+    let (rows, width, l) = (batch.rows(), heads.saturating_mul(head_dim), pages.layout());
     assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} query heads over {kv_heads} K/V heads");
     assert!(
         (kv_heads, head_dim) == (l.kv_heads, l.head_dim) && layer < l.layers,
@@ -420,12 +420,15 @@ impl<T: Element> Kernel for Span<'_, '_, '_, T> {
         let last = task.position(item, count - 1);
         let end = (last + 1).min((span + 1) * SPAN_TOKENS).div_ceil(PAGE_TOKENS);
         for page in span * SPAN_TOKENS / PAGE_TOKENS..end {
-            let (keys, values) = task.pages.head::<T>(seq_pages[page] as usize, task.layer, item.kv_head);
+            let head = |page: usize| task.pages.head::<T>(seq_pages[page] as usize, task.layer, item.kv_head);
+            let (keys, values) = head(page);
+            let next_keys = head((page + 1).min(end - 1)).0;
             let mut q = task.first_query(item, page * PAGE_TOKENS);
             while q < count {
                 // SAFETY: the match leaves at least the `R` queries that the call reads.
                 unsafe {
-                    let mut call = PageCall { task, item, page, keys, values, queries, probabilities, state };
+                    let mut call =
+                        PageCall { task, item, page, keys, values, next_keys, queries, probabilities, state };
                     q += match (count - q, S::QUERY_ROWS) {
                         (4.., 4..) => call.queries::<S, 4>(q),
                         (2.., 2..) => call.queries::<S, 2>(q),
@@ -444,6 +447,8 @@ struct PageCall<'a, 'b, 'c, T> {
     page: usize,
     keys: *const T,
     values: *const T,
+    /// Keys of the page that follows, asked for meanwhile: pages lie anywhere, and no hardware knows where.
+    next_keys: *const T,
     queries: &'a [f32],
     probabilities: &'a mut [f32],
     state: &'a mut State<'b>,
@@ -465,21 +470,20 @@ impl<T: Element> PageCall<'_, '_, '_, T> {
         let mut factors = [0.0; R];
         // SAFETY: keys are read as `[head_dim][32]`, and the slices above have `R` queries.
         unsafe {
-            let mut scores = [[S::splat(0.0); 2]; R];
-            for i in 0..head_dim {
-                let low = T::load::<S>(self.keys.add(i * PAGE_TOKENS));
-                let high = T::load::<S>(self.keys.add(i * PAGE_TOKENS + LANES));
-                for r in 0..R {
-                    let x = S::splat(*queries.get_unchecked(r * stride + i));
-                    scores[r] = [S::fma(x, low, scores[r][0]), S::fma(x, high, scores[r][1])];
-                }
-            }
+            let scores: [[S::F; R]; 2] = if S::SCORE_VECTORS == 2 {
+                dot_keys::<S, T, R, 2>(self.keys, queries.as_ptr(), stride, head_dim, [self.values, self.next_keys])
+            } else {
+                let [low] = dot_keys::<S, T, R, 1>(self.keys, queries.as_ptr(), stride, head_dim, [self.values]);
+                let upper = self.keys.add(LANES);
+                let [high] = dot_keys::<S, T, R, 1>(upper, queries.as_ptr(), stride, head_dim, [self.next_keys]);
+                [low, high]
+            };
             for r in 0..R {
                 let n = PAGE_TOKENS.min(self.task.position(self.item, q + r) + 1 - self.page * PAGE_TOKENS);
                 let (low_n, high_n) = (n.min(LANES), n.saturating_sub(LANES));
                 let never = S::splat(f32::NEG_INFINITY);
-                let low = S::keep_first(scores[r][0], low_n, never);
-                let high = S::keep_first(scores[r][1], high_n, never);
+                let low = S::keep_first(scores[0][r], low_n, never);
+                let high = S::keep_first(scores[1][r], high_n, never);
                 let top = largest[r].max(S::reduce_max(S::max(low, high)));
                 let zero = S::splat(0.0);
                 let low = S::keep_first(exp::<S>(S::sub(low, S::splat(top))), low_n, zero);
@@ -495,27 +499,29 @@ impl<T: Element> PageCall<'_, '_, '_, T> {
             let mut i = 0;
             while i + LANES * S::VALUE_VECTORS <= head_dim {
                 match S::VALUE_VECTORS {
-                    4 => self.add_values::<S, R, 4>(q, i, factors, visible),
-                    2 => self.add_values::<S, R, 2>(q, i, factors, visible),
-                    _ => self.add_values::<S, R, 1>(q, i, factors, visible),
+                    4 => self.add_values::<S, Whole, R, 4>(q, i, factors, visible),
+                    _ => self.add_values::<S, Whole, R, 1>(q, i, factors, visible),
                 }
                 i += LANES * S::VALUE_VECTORS;
             }
-            while i < head_dim {
-                self.add_values::<S, R, 1>(q, i, factors, visible);
+            while i + LANES <= head_dim {
+                self.add_values::<S, Whole, R, 1>(q, i, factors, visible);
                 i += LANES;
+            }
+            if i < head_dim {
+                self.add_values::<S, Partial, R, 1>(q, i, factors, visible);
             }
         }
         R
     }
 
-    /// `values = values * factor + sum of probability * value`, for `V` vectors from element `i` on; the last vector of
-    /// a head may be partial.
+    /// `values = values * factor + sum of probability * value`, for `V` vectors from element `i` on, of which `L` says
+    /// whether a head has all elements.
     ///
     /// # Safety
-    /// As [`Self::queries`], with `i` below `head_dim`.
+    /// As [`Self::queries`]; the elements from `i` on are those that `L` reads.
     #[inline(always)]
-    unsafe fn add_values<S: Lanes, const R: usize, const V: usize>(
+    unsafe fn add_values<S: Lanes, L: ValueLoad, const R: usize, const V: usize>(
         &mut self,
         q: usize,
         i: usize,
@@ -526,7 +532,7 @@ impl<T: Element> PageCall<'_, '_, '_, T> {
         let state = &mut self.state.values[q * stride..][..R * stride];
         let probabilities = &self.probabilities[q * PAGE_TOKENS..][..R * PAGE_TOKENS];
         let together = visible.into_iter().min().unwrap_or(0);
-        // SAFETY: `i` and its `V` vectors lie below `stride`; values are read as `[32][head_dim]`, below `head_dim`.
+        // SAFETY: `i` and its `V` vectors lie below `stride`; values are read as `[32][head_dim]`, what a head has.
         unsafe {
             let mut sums = [[S::splat(0.0); V]; R];
             for r in 0..R {
@@ -536,7 +542,7 @@ impl<T: Element> PageCall<'_, '_, '_, T> {
                 }
             }
             for t in 0..together {
-                let values = load_values::<S, T, V>(self.values.add(t * head_dim + i), head_dim - i);
+                let values = L::load::<S, T, V>(self.values.add(t * head_dim + i), head_dim - i);
                 for r in 0..R {
                     let p = S::splat(*probabilities.get_unchecked(r * PAGE_TOKENS + t));
                     for v in 0..V {
@@ -546,7 +552,7 @@ impl<T: Element> PageCall<'_, '_, '_, T> {
             }
             for r in 0..R {
                 for t in together..visible[r] {
-                    let values = load_values::<S, T, V>(self.values.add(t * head_dim + i), head_dim - i);
+                    let values = L::load::<S, T, V>(self.values.add(t * head_dim + i), head_dim - i);
                     let p = S::splat(probabilities[r * PAGE_TOKENS + t]);
                     for v in 0..V {
                         sums[r][v] = S::fma(p, values[v], sums[r][v]);
@@ -560,23 +566,81 @@ impl<T: Element> PageCall<'_, '_, '_, T> {
     }
 }
 
-/// `V` vectors of a value, of which `rest` elements are left.
+/// The scores of `V` vectors of tokens with `R` queries: `[head_dim][PAGE_TOKENS]` keys from their first token on,
+/// `[R][stride]` queries. Per token one sum, elements in order. Asks for what lies behind `ahead` on the way.
 ///
 /// # Safety
-/// The processor has the instructions of `S`; `min(rest, 16 V)` elements lie behind `p`, and only a single vector is
-/// partial.
+/// The processor has the instructions of `S`; keys and queries are as large as stated.
 #[inline(always)]
-unsafe fn load_values<S: Lanes, T: Element, const V: usize>(p: *const T, rest: usize) -> [S::F; V] {
-    // SAFETY: by the contract.
+unsafe fn dot_keys<S: Lanes, T: Element, const R: usize, const V: usize>(
+    keys: *const T,
+    queries: *const f32,
+    stride: usize,
+    head_dim: usize,
+    ahead: [*const T; V],
+) -> [[S::F; R]; V] {
+    // SAFETY: by the contract; a prefetch may be of any address.
     unsafe {
-        let mut values = [S::splat(0.0); V];
-        if V == 1 && rest < LANES {
+        let mut scores = [[S::splat(0.0); R]; V];
+        for i in 0..head_dim {
+            let mut tokens = [S::splat(0.0); V];
+            for v in 0..V {
+                tokens[v] = T::load::<S>(keys.add(i * PAGE_TOKENS + v * LANES));
+                let mut line = 0;
+                while line < PAGE_TOKENS * size_of::<T>() {
+                    S::prefetch(ahead[v].wrapping_add(i * PAGE_TOKENS).cast::<u8>().wrapping_add(line));
+                    line += 64;
+                }
+            }
+            for r in 0..R {
+                let x = S::splat(*queries.add(r * stride + i));
+                for v in 0..V {
+                    scores[v][r] = S::fma(x, tokens[v], scores[v][r]);
+                }
+            }
+        }
+        scores
+    }
+}
+
+/// How vectors of a value are read. Two types, because the rare partial vector goes through memory: a branch for it in
+/// the loop over tokens would cost the common loop its registers.
+trait ValueLoad {
+    /// `V` vectors at `p`, where `rest` elements are left.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `S`; the elements that the implementation reads lie behind `p`.
+    unsafe fn load<S: Lanes, T: Element, const V: usize>(p: *const T, rest: usize) -> [S::F; V];
+}
+
+/// Reads `16 V` elements.
+struct Whole;
+
+impl ValueLoad for Whole {
+    #[inline(always)]
+    unsafe fn load<S: Lanes, T: Element, const V: usize>(p: *const T, _rest: usize) -> [S::F; V] {
+        // SAFETY: by the contract.
+        unsafe {
+            let mut values = [S::splat(0.0); V];
+            for v in 0..V {
+                values[v] = T::load::<S>(p.add(v * LANES));
+            }
+            values
+        }
+    }
+}
+
+/// Reads `rest < 16` elements into the first vector.
+struct Partial;
+
+impl ValueLoad for Partial {
+    #[inline(always)]
+    unsafe fn load<S: Lanes, T: Element, const V: usize>(p: *const T, rest: usize) -> [S::F; V] {
+        // SAFETY: by the contract.
+        unsafe {
+            let mut values = [S::splat(0.0); V];
             values[0] = T::load_part::<S>(p, rest);
-            return values;
+            values
         }
-        for v in 0..V {
-            values[v] = T::load::<S>(p.add(v * LANES));
-        }
-        values
     }
 }

@@ -33,6 +33,8 @@ pub(crate) trait Lanes: Copy {
     const FLOAT_ROWS: usize;
     /// Queries an attention kernel keeps in registers, a power of two.
     const QUERY_ROWS: usize;
+    /// Vectors of tokens, one or two, whose scores an attention kernel keeps in registers per query.
+    const SCORE_VECTORS: usize;
     /// Vectors of values an attention kernel keeps in registers per query.
     const VALUE_VECTORS: usize;
     /// The largest magnitude a [`Lanes::Part`] element can hold.

@@ -55,8 +55,9 @@ impl Lanes for Avx2 {
 
     const BLOCK_ROWS: usize = 4;
     const FLOAT_ROWS: usize = 4;
-    const QUERY_ROWS: usize = 2;
-    const VALUE_VECTORS: usize = 2;
+    const QUERY_ROWS: usize = 4;
+    const SCORE_VECTORS: usize = 1;
+    const VALUE_VECTORS: usize = 1;
     const PART_CAPACITY: u32 = i16::MAX as u32;
     const DOT_KEEPS_OFFSET: bool = false;
 

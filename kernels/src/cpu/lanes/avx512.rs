@@ -40,6 +40,7 @@ impl Lanes for Avx512 {
     const BLOCK_ROWS: usize = 8;
     const FLOAT_ROWS: usize = 8;
     const QUERY_ROWS: usize = 4;
+    const SCORE_VECTORS: usize = 2;
     const VALUE_VECTORS: usize = 4;
     const PART_CAPACITY: u32 = i32::MAX as u32;
     const DOT_KEEPS_OFFSET: bool = true;

@@ -53,6 +53,7 @@ impl Lanes for Scalar {
     const BLOCK_ROWS: usize = 2;
     const FLOAT_ROWS: usize = 2;
     const QUERY_ROWS: usize = 1;
+    const SCORE_VECTORS: usize = 2;
     const VALUE_VECTORS: usize = 1;
     const PART_CAPACITY: u32 = i32::MAX as u32;
     const DOT_KEEPS_OFFSET: bool = true;
