@@ -195,6 +195,104 @@ fn both_vector_instruction_sets_give_the_same_bits() {
         let results: Vec<_> = results.collect();
         assert_eq!(results[0], results[1], "{format}");
     }
+    for (kv_type, head_dim) in [(KvType::F16, 64), (KvType::F16, 75), (KvType::F32, 40)] {
+        let layout = KvLayout { layers: 2, kv_heads: 2, head_dim, kv_type };
+        let shape = AttentionShape { heads: 10, kv_heads: 2, head_dim, scale: 0.1 };
+        let batch = Batch::whole(&[600, 45], &mut random);
+        let (keys, values) = (random.values(645 * 2 * head_dim), random.values(645 * 2 * head_dim));
+        let asked = batch.last_rows(5);
+        let queries = random.values(asked.rows() * 10 * head_dim);
+        let [a, b] = [0, 1].map(|i| attention_of(&devices[i], layout, shape, &batch, &keys, &values, &asked, &queries));
+        assert_eq!(bits(&a), bits(&b), "{kv_type:?} {head_dim}");
+    }
+    let (x, y, weight) = (random.values(3 * 77), random.values(3 * 77), random.values(77));
+    let results = devices.iter().map(|device| {
+        let (a, b) = (buffer(device, &x, 77), buffer(device, &y, 77));
+        let mut out = device.buffer(77, 3).unwrap();
+        device.rms_norm(&a, &device.vector(&weight).unwrap(), 1e-6, &mut out);
+        let mut found = bits(device.read(&mut out));
+        device.swiglu(&a, &b, &mut out);
+        found.extend(bits(device.read(&mut out)));
+        found
+    });
+    let results: Vec<_> = results.collect();
+    assert_eq!(results[0], results[1], "row-wise ops");
+}
+
+/// Weights at the ends of every format's range, with scales that keep all sums whole numbers below 2^24 (or such
+/// numbers times 128).
+fn extreme_weights(format: GgmlType, rows: usize, cols: usize, random: &mut Random) -> Vec<u8> {
+    let mut bytes = vec![0; format.tensor_bytes(rows, cols).unwrap()];
+    let row_bytes = bytes.len() / rows;
+    for (row, row_data) in bytes.chunks_exact_mut(row_bytes).enumerate() {
+        for block in row_data.chunks_exact_mut(format.block_bytes()) {
+            for byte in &mut *block {
+                *byte = match row % 8 {
+                    0 => 0x00,
+                    1 => 0xff,
+                    // -128 and 127 of Q8_0.
+                    2 => 0x80,
+                    3 => 0x7f,
+                    4 => [0x80, 0x7f][random.below(2)],
+                    5 => [0x00, 0xff][random.below(2)],
+                    6 => [0x0f, 0xf0][random.below(2)],
+                    _ => random.bits() as u8,
+                };
+            }
+            let one = half::f16::ONE.to_le_bytes();
+            match format {
+                GgmlType::Q4_1 | GgmlType::Q5_1 => block[..4].copy_from_slice(&[one, one].concat()),
+                GgmlType::Q4_K | GgmlType::Q5_K => {
+                    block[..4].copy_from_slice(&[one, one].concat());
+                    // Every scale and minimum is one.
+                    block[4..12].fill(1);
+                    block[12..16].fill(0x11);
+                }
+                GgmlType::Q6_K => {
+                    block[192..208].fill(if row % 2 == 0 { 0x80 } else { 1 });
+                    block[208..].copy_from_slice(&one);
+                }
+                _ => block[..2].copy_from_slice(&one),
+            }
+        }
+    }
+    bytes
+}
+
+#[test]
+fn the_largest_weights_times_the_largest_activations_are_exact() {
+    // 8-bit products summed in 16 bits saturate or wrap where a kernel is careless with its headroom.
+    let (outputs, cols) = (40, 512);
+    let mut random = Random::new(11);
+    let x: Vec<f32> = (0..9 * cols)
+        .map(|i| match i / cols {
+            0 => 127.0,
+            1 => -127.0,
+            2 => [127.0, -127.0][i % 2],
+            3 => [127.0, -127.0][i / 2 % 2],
+            _ => [127.0, -127.0][random.below(2)],
+        })
+        .collect();
+    for format in FORMATS.into_iter().filter(|format| format.block_weights() > 1) {
+        let bytes = extreme_weights(format, outputs, cols, &mut random);
+        let source = WeightSource { format, rows: outputs, cols, bytes: &bytes };
+        let w = naive::dequantize(&source).unwrap();
+        let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
+        let expected: Vec<f32> = x.chunks(cols).flat_map(|x| w.chunks(cols).map(move |w| dot(x, w) as f32)).collect();
+        for device in devices() {
+            let matrix = device.matrix(&source).unwrap();
+            let mut out = device.buffer(outputs, 9).unwrap();
+            device.linear(&buffer(&device, &x, cols), &[&matrix], &[None], &mut [&mut out]);
+            for (i, (found, expected)) in device.read(&mut out).iter().zip(&expected).enumerate() {
+                assert!(
+                    found == expected,
+                    "{device:?} {format} row {} output {}: {found}, expected {expected}",
+                    i / outputs,
+                    i % outputs
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -240,6 +338,11 @@ fn what_cannot_be_done_is_an_error_and_not_an_abort() {
     let device = device(1, Isa::Scalar);
     let layout = KvLayout { layers: 100, kv_heads: 8, head_dim: 128, kv_type: KvType::F16 };
     assert!(matches!(device.pages(layout, 1 << 40), Err(DeviceError::OutOfMemory { .. })));
+    // Products that are zero in 64 bits.
+    for (layers, kv_heads) in [(1 << 60, 1 << 60), (1 << 32, 1 << 32), (usize::MAX, usize::MAX)] {
+        let layout = KvLayout { layers, kv_heads, ..layout };
+        assert!(matches!(device.pages(layout, 1), Err(DeviceError::OutOfMemory { .. })), "{layout:?}");
+    }
     assert!(matches!(device.buffer(1 << 40, 1 << 20), Err(DeviceError::OutOfMemory { .. })));
     let source = WeightSource { format: GgmlType::Q3_K, rows: 1, cols: 256, bytes: &[0; 110] };
     assert!(matches!(device.matrix(&source), Err(DeviceError::UnsupportedFormat { .. })));

@@ -87,7 +87,14 @@ impl Element for u16 {
 
 impl CpuPages {
     pub(crate) fn new(layout: KvLayout, count: usize) -> Result<Self, DeviceError> {
-        Ok(Self { layout, count, data: Region::new("K/V pages", count.saturating_mul(layout.page_bytes()))? })
+        // Every offset below is smaller than this product, so that none of them overflows. A product beyond `usize` is
+        // an impossible allocation.
+        let KvLayout { layers, kv_heads, head_dim, kv_type } = layout;
+        let bytes = [layers, kv_heads, head_dim, 2 * PAGE_TOKENS * kv_type.bytes(), count]
+            .into_iter()
+            .try_fold(1, usize::checked_mul)
+            .unwrap_or(usize::MAX);
+        Ok(Self { layout, count, data: Region::new("K/V pages", bytes)? })
     }
 
     /// Geometry.

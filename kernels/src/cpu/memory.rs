@@ -46,12 +46,13 @@ impl<T: Plain> Region<T> {
         if bytes == 0 {
             return Ok(Self { start: NonNull::dangling(), len, mapped: false });
         }
+        // Refuses what no slice may be as large as.
+        let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| failed(bytes))?;
         if bytes >= MAPPED_BYTES
             && let Some(start) = map(bytes)
         {
             return Ok(Self { start: start.cast(), len, mapped: true });
         }
-        let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| failed(bytes))?;
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(failed(bytes))?;
         Ok(Self { start: start.cast(), len, mapped: false })

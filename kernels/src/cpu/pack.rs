@@ -164,14 +164,15 @@ pub struct PackedMatrix {
     pub(crate) data: Region<u8>,
 }
 
-/// Bytes of one tile of 16 rows.
+/// Bytes of one tile of 16 rows; more than can be had where the product is beyond `usize`.
 pub(crate) fn tile_bytes(format: GgmlType, cols: usize) -> usize {
     match BlockLayout::of(format) {
         Some(layout) => {
             let blocks = cols / BLOCK;
-            blocks * layout.block_bytes() + blocks / SUPER_BLOCKS * layout.header_bytes()
+            let headers = (blocks / SUPER_BLOCKS).saturating_mul(layout.header_bytes());
+            blocks.saturating_mul(layout.block_bytes()).saturating_add(headers)
         }
-        None => TILE_ROWS * cols * format.block_bytes(),
+        None => (TILE_ROWS * format.block_bytes()).saturating_mul(cols),
     }
 }
 

@@ -11,6 +11,10 @@ use super::memory::Plain;
 /// Weights and activations in a block.
 pub(crate) const BLOCK: usize = 32;
 
+/// Blocks whose largest magnitude is below this are zeros: the factor of smaller ones would not be finite, and no
+/// product with a weight would be seen next to any other.
+const SMALLEST: f32 = 1e-36;
+
 /// 32 activations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
@@ -64,7 +68,7 @@ unsafe fn quantize<S: Lanes>(x: &[f32; BLOCK]) -> QuantBlock {
         let (low, high) = (S::load(x.as_ptr()), S::load(x.as_ptr().add(16)));
         let largest = S::reduce_max_i(S::max_i(S::magnitude_bits(low), S::magnitude_bits(high)));
         let largest = f32::from_bits(largest as u32);
-        let factor = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+        let factor = if largest >= SMALLEST { 127.0 / largest } else { 0.0 };
         let (factor, top, bottom) = (S::splat(factor), S::splat(127.0), S::splat(-127.0));
         // The order of operands turns a NaN into a bound.
         let low = S::to_i32(S::min(S::max(S::mul(low, factor), bottom), top));
@@ -110,6 +114,22 @@ mod tests {
             for isa in Isa::available() {
                 prop_assert_eq!(&quantized(isa, &x), &scalar, "{}", isa);
             }
+        }
+    }
+
+    #[test]
+    fn a_block_next_to_nothing_is_nothing() {
+        for isa in Isa::available() {
+            for largest in [1e-45, 1e-39, f32::MIN_POSITIVE, 0.99 * SMALLEST] {
+                let mut x = [0.0; BLOCK];
+                x[3] = largest;
+                x[30] = -0.5 * largest;
+                assert_eq!(quantized(isa, &x)[0].quants, [0; BLOCK], "{isa} {largest:e}");
+            }
+            let mut x = [0.0; BLOCK];
+            x[3] = SMALLEST;
+            let block = quantized(isa, &x)[0];
+            assert_eq!((block.quants[3], block.sum), (127, 127), "{isa}");
         }
     }
 
