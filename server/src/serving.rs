@@ -109,13 +109,15 @@ impl BoundServer {
         self.state.clone()
     }
 
-    /// Serves until `stop` completes or an engine breaks. `load` provides the models.
+    /// Serves until `stop` completes or an engine breaks. `load` provides the models; `ready` is called when requests
+    /// are taken.
     ///
     /// # Errors
     /// Those of `load`.
     pub async fn run<E>(
         self,
         load: impl Future<Output = Result<Catalog, E>>,
+        ready: impl FnOnce(&Catalog),
         stop: impl Future<Output = ()>,
     ) -> Result<Ended, E> {
         let Self { listener, state, connections, drain: patience, .. } = self;
@@ -134,7 +136,8 @@ impl BoundServer {
             Ok(None) => Ended::Asked,
             Ok(Some(catalog)) => {
                 let engines = catalog.engines().to_vec();
-                state.loaded(catalog);
+                state.loaded(catalog.clone());
+                ready(&catalog);
                 let broken = async {
                     if engines.is_empty() {
                         return std::future::pending().await;

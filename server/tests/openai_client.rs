@@ -59,7 +59,7 @@ async fn serve(script: SimulationScript, api_keys: Vec<String>) -> String {
     let server = BoundServer::bind(options).await.unwrap();
     let (address, state) = (server.address(), server.state());
     let load = async { Ok::<_, std::convert::Infallible>(Catalog::new().with(model.model.engine.clone(), [model])) };
-    tokio::spawn(server.run(load, std::future::pending()));
+    tokio::spawn(server.run(load, |_| {}, std::future::pending()));
     while state.readiness().is_err() {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }

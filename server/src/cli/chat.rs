@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::event_client::{Endpoint, EventClient};
 use super::serve_options::ServeFlags;
+use crate::catalog::Catalog;
 use crate::load::load;
 use crate::serving::{BoundServer, ServingOptions};
 
@@ -115,11 +116,13 @@ async fn serve_here(flags: ServeFlags) -> anyhow::Result<Endpoint> {
     let server = BoundServer::bind(serving).await?;
     let endpoint = Endpoint::at(server.address(), key);
     let catalog = tokio::task::spawn_blocking(move || load(&options.load)).await??;
-    let state = server.state();
-    tokio::spawn(server.run(async { anyhow::Ok(catalog) }, std::future::pending()));
-    while state.readiness().is_err() {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    let (ready, readied) = tokio::sync::oneshot::channel();
+    let tell = move |_: &Catalog| {
+        // Whoever waited may have gone.
+        let _ = ready.send(());
+    };
+    tokio::spawn(server.run(async { anyhow::Ok(catalog) }, tell, std::future::pending()));
+    readied.await.context("the server ended before it was ready")?;
     Ok(endpoint)
 }
 

@@ -10,6 +10,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::serve_options::ServeFlags;
+use crate::catalog::Catalog;
 use crate::load::load;
 use crate::serving::{BoundServer, Ended};
 
@@ -36,13 +37,14 @@ impl Serve {
         let ended = runtime.block_on(async {
             let server = BoundServer::bind(options.serving).await?;
             say(&format!("listening http://{}", server.address()))?;
-            let loading = async {
-                let catalog = tokio::task::spawn_blocking(move || load(&options.load)).await??;
+            let loading = async { anyhow::Ok(tokio::task::spawn_blocking(move || load(&options.load)).await??) };
+            let ready = |catalog: &Catalog| {
                 let names: Vec<&str> = catalog.models().iter().map(|model| model.id.as_str()).collect();
-                say(&format!("ready {}", names.join(" ")))?;
-                anyhow::Ok(catalog)
+                if let Err(error) = say(&format!("ready {}", names.join(" "))) {
+                    tracing::warn!("nobody reads stdout: {error}");
+                }
             };
-            server.run(loading, asked_to_end()?).await
+            server.run(loading, ready, asked_to_end()?).await
         })?;
         // A download that was cut short by the end must not hold the process.
         runtime.shutdown_background();

@@ -21,6 +21,9 @@ use crate::wire::reply::{ChoiceUpdate, Progress, Tail, WholeChoice};
 /// Chunks that may wait for a slow reader before generation is no longer read.
 const CHUNKS_IN_FLIGHT: usize = 64;
 
+/// How long a client may read nothing at all while there is something to read.
+const READER_PATIENCE: Duration = Duration::from_secs(120);
+
 /// An API's JSON.
 pub trait ReplyFormat: Send {
     /// The first chunk of a choice, where the API has one.
@@ -111,7 +114,10 @@ impl Events {
     }
 
     async fn send_text(&self, text: String) -> Result<(), Stopped> {
-        self.sender.send(text.into()).await.map_err(|_| Stopped::ReaderGone)
+        match tokio::time::timeout(READER_PATIENCE, self.sender.send(text.into())).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(Stopped::ReaderGone),
+        }
     }
 }
 

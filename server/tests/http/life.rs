@@ -72,7 +72,7 @@ async fn a_server_that_loads_says_so() {
         let stopped = async {
             let _ = stopped.await;
         };
-        bound.run(std::future::pending::<Result<_, std::convert::Infallible>>(), stopped).await
+        bound.run(std::future::pending::<Result<_, std::convert::Infallible>>(), |_| {}, stopped).await
     });
     let url_free_get = |path: &'static str| async move {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -8,6 +8,7 @@ mod errors;
 mod life;
 mod overflow;
 mod probes_and_models;
+mod real_model;
 mod sessions;
 mod streams;
 mod tools;

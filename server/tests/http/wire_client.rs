@@ -38,17 +38,21 @@ pub async fn start(script: Value) -> TestServer {
 pub async fn start_with(script: Value, options: ServingOptions, engine: EngineConfig) -> TestServer {
     let script = SimulationScript::parse(&script.to_string()).expect("the test's script is one");
     let model = simulation_of(&script, engine).expect("the script can be served");
-    let engine = model.model.engine.clone();
+    serve_catalog(Catalog::new().with(model.model.engine.clone(), [model]), options).await
+}
+
+/// Serves a catalogue of one engine; the port is always a free one.
+pub async fn serve_catalog(catalog: Catalog, options: ServingOptions) -> TestServer {
+    let engine = catalog.engines()[0].clone();
     let bound = BoundServer::bind(ServingOptions { port: 0, ..options }).await.expect("a free port");
     let (address, state) = (bound.address(), bound.state());
     let (stop, stopped) = oneshot::channel::<()>();
     let ended = tokio::spawn(async move {
-        let load =
-            async { Ok::<_, std::convert::Infallible>(Catalog::new().with(model.model.engine.clone(), [model])) };
+        let load = async { Ok::<_, std::convert::Infallible>(catalog) };
         let stopped = async {
             let _ = stopped.await;
         };
-        match bound.run(load, stopped).await {
+        match bound.run(load, |_| {}, stopped).await {
             Ok(ended) => ended,
             Err(never) => match never {},
         }
