@@ -86,9 +86,6 @@ pub(crate) trait Lanes: Copy {
 
     unsafe fn splat_i(x: i32) -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
-    /// `v * 2^N`.
-    unsafe fn shift_left_i<const N: u32>(v: Self::I) -> Self::I;
     unsafe fn max_i(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn reduce_add_i(v: Self::I) -> i32;
     unsafe fn reduce_max_i(v: Self::I) -> i32;
@@ -102,6 +99,8 @@ pub(crate) trait Lanes: Copy {
 
     /// Reads 64.
     unsafe fn load_bytes(p: *const u8) -> Self::B;
+    /// Writes 64.
+    unsafe fn store_bytes(p: *mut u8, v: Self::B);
     unsafe fn splat_byte(x: u8) -> Self::B;
     unsafe fn and(a: Self::B, b: Self::B) -> Self::B;
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B;

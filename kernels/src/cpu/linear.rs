@@ -10,10 +10,10 @@ use std::ops::Range;
 use super::buffer::{CpuBuffer, CpuVector};
 use super::isa::{Kernel, PresentIsa, dispatch};
 use super::lanes::Lanes;
-use super::linear_blocks::{self, Codec};
+use super::linear_blocks::{self, Codec, Unpacked};
 use super::linear_float::{self, FloatCodec};
 use super::memory::Shared;
-use super::pack::{BlockLayout, PackedMatrix, TILE_ROWS, tile_bytes};
+use super::pack::{BlockLayout, PackedMatrix, SUPER_BLOCKS, TILE_ROWS, tile_bytes};
 use super::quantize_row::{BLOCK, QuantBlock, QuantizeBlocks};
 use super::thread_pool::ThreadPool;
 use crate::{GgmlType, RowBuffer};
@@ -23,6 +23,10 @@ const RUN_BYTES: usize = 192 << 10;
 
 /// Runs per thread to which tiles are dealt out at least, for balance.
 const RUNS_PER_THREAD: usize = 6;
+
+/// Rows that meet an unpacked part of a tile one after the other: enough to make the unpacking cheap, few enough that
+/// the rows of a wide matrix stay in the second-level cache from tile to tile.
+const UNPACKED_ROWS: usize = 64;
 
 /// Rows below which quantising is not worth another thread.
 const SERIAL_ROWS: usize = 4;
@@ -215,12 +219,14 @@ impl Tiles<'_> {
     unsafe fn blocks<S: Lanes, C: Codec>(&self) {
         let Rows::Blocks(x) = self.rows else { unreachable!("quantised matrices meet quantised rows") };
         let blocks = self.cols / BLOCK;
+        let rows = x.len() / blocks;
         let mut row = 0;
-        while row < x.len() / blocks {
-            let x = &x[row * blocks..];
-            // SAFETY: the match leaves at least the `R` rows that the call reads.
+        while row < rows {
+            let (rest, x) = (rows - row, &x[row * blocks..]);
+            // SAFETY: `x` has the rows that each call reads.
             unsafe {
-                row += match largest_power(x.len() / blocks, S::BLOCK_ROWS) {
+                row += match largest_power(rest, S::BLOCK_ROWS) {
+                    _ if C::LAYOUT.bits < 8 && rest > S::BLOCK_ROWS => self.unpacked_rows::<S, C>(x, blocks, row),
                     8 if S::BLOCK_ROWS >= 8 => self.block_rows::<S, C, 8>(x, blocks, row),
                     4 if S::BLOCK_ROWS >= 4 => self.block_rows::<S, C, 4>(x, blocks, row),
                     2 if S::BLOCK_ROWS >= 2 => self.block_rows::<S, C, 2>(x, blocks, row),
@@ -228,6 +234,46 @@ impl Tiles<'_> {
                 };
             }
         }
+    }
+
+    /// Multiplies all tiles of the run with the rows of `x`, at most [`UNPACKED_ROWS`], from row `row` of the pass on;
+    /// returns how many. The same bits as [`Self::block_rows`], each tile unpacked once.
+    ///
+    /// # Safety
+    /// As [`Self::blocks`].
+    #[inline(always)]
+    unsafe fn unpacked_rows<S: Lanes, C: Codec>(&self, x: &[QuantBlock], blocks: usize, row: usize) -> usize {
+        let rows = UNPACKED_ROWS.min(x.len() / blocks);
+        let x = &x[..rows * blocks];
+        let mut unpacked = Unpacked::EMPTY;
+        let mut sums = [[0.0; TILE_ROWS]; UNPACKED_ROWS];
+        for tile in self.first_tile..self.last_tile {
+            let mut at = self.matrix.tile(tile).as_ptr();
+            sums[..rows].fill([0.0; TILE_ROWS]);
+            for first in (0..blocks).step_by(SUPER_BLOCKS) {
+                let count = SUPER_BLOCKS.min(blocks - first);
+                // SAFETY: the tile is packed for `blocks` blocks of `C`, and every row has that many.
+                unsafe {
+                    at = unpacked.fill::<S, C>(at, count);
+                    let mut r = 0;
+                    while r < rows {
+                        let x = &x[r * blocks + first..];
+                        let sums = &mut sums[r..];
+                        r += match largest_power(rows - r, S::BLOCK_ROWS) {
+                            8 if S::BLOCK_ROWS >= 8 => meet::<S, C, 8>(&unpacked, count, x, blocks, sums),
+                            4 if S::BLOCK_ROWS >= 4 => meet::<S, C, 4>(&unpacked, count, x, blocks, sums),
+                            2 if S::BLOCK_ROWS >= 2 => meet::<S, C, 2>(&unpacked, count, x, blocks, sums),
+                            _ => meet::<S, C, 1>(&unpacked, count, x, blocks, sums),
+                        };
+                    }
+                }
+            }
+            for r in 0..rows {
+                // SAFETY: the row exists in the output.
+                unsafe { self.store::<S, 1>(tile, row + r, [S::load(sums[r].as_ptr())]) };
+            }
+        }
+        rows
     }
 
     /// Multiplies all tiles of the run with the first `R` rows of `x`, row `row` of the pass; returns `R`.
@@ -321,6 +367,28 @@ impl Tiles<'_> {
             }
         }
     }
+}
+
+/// Adds the products of the first `R` rows of `x`, which lie `blocks` apart, to `sums`; returns `R`.
+///
+/// # Safety
+/// The processor has the instructions of `S`; `unpacked` was filled with `count` blocks of `C`'s format.
+#[inline(always)]
+unsafe fn meet<S: Lanes, C: Codec, const R: usize>(
+    unpacked: &Unpacked,
+    count: usize,
+    x: &[QuantBlock],
+    blocks: usize,
+    sums: &mut [[f32; TILE_ROWS]],
+) -> usize {
+    let mut pointers = [x.as_ptr(); R];
+    for r in 0..R {
+        pointers[r] = x[r * blocks..][..count].as_ptr();
+    }
+    let sums = sums.first_chunk_mut().expect("a sum per row");
+    // SAFETY: every pointer has `count` blocks behind it.
+    unsafe { unpacked.multiply::<S, C, R>(count, pointers, sums) };
+    R
 }
 
 /// The largest power of two that is at most `rows` and `limit`.

@@ -1,7 +1,7 @@
 //! Activations to 8 bits, 32 at a time, once per row.
 //!
 //! `q = round(x * 127 / max|x|)`, ties to even; the scale is `max|x| / 127` in f32. The sums that correct weight
-//! offsets and carry block minimums are exact integers. A NaN or infinity in the block makes its scale one, so that it
+//! offsets and carry block minimums are exact. A NaN or infinity in the block makes its scale one, so that it
 //! reaches the outputs instead of vanishing. The idea is ggml's Q8_1.
 
 use super::isa::Kernel;
@@ -25,10 +25,10 @@ pub(crate) struct QuantBlock {
     pub scale: f32,
     /// `scale * sum(quants)`.
     pub scaled_sum: f32,
-    /// `sum(quants)`.
-    pub sum: i32,
+    /// `sum(quants)`, an integer.
+    pub sum: f32,
     /// The sum of the first 16.
-    pub first_half_sum: i32,
+    pub first_half_sum: f32,
 }
 
 // SAFETY: integers and floats without padding, valid when zero, alignment 4.
@@ -76,10 +76,10 @@ unsafe fn quantize<S: Lanes>(x: &[f32; BLOCK]) -> QuantBlock {
         let mut quants = [0; BLOCK];
         S::store_i8(quants.as_mut_ptr(), low);
         S::store_i8(quants.as_mut_ptr().add(16), high);
-        let first_half_sum = S::reduce_add_i(low);
-        let sum = first_half_sum + S::reduce_add_i(high);
+        let first_half_sum = S::reduce_add_i(low) as f32;
+        let sum = first_half_sum + S::reduce_add_i(high) as f32;
         let scale = largest / 127.0;
-        QuantBlock { quants, scale, scaled_sum: scale * sum as f32, sum, first_half_sum }
+        QuantBlock { quants, scale, scaled_sum: scale * sum, sum, first_half_sum }
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use crate::cpu::isa::{Isa, PresentIsa, dispatch};
 
     fn quantized(isa: Isa, x: &[f32]) -> Vec<QuantBlock> {
-        let zero = QuantBlock { quants: [0; BLOCK], scale: 0.0, scaled_sum: 0.0, sum: 0, first_half_sum: 0 };
+        let zero = QuantBlock { quants: [0; BLOCK], scale: 0.0, scaled_sum: 0.0, sum: 0.0, first_half_sum: 0.0 };
         let mut out = vec![zero; x.len() / BLOCK];
         dispatch(PresentIsa::new(isa).unwrap(), QuantizeBlocks { x, out: &mut out });
         out
@@ -108,8 +108,8 @@ mod tests {
                 for (v, q) in values.iter().zip(block.quants) {
                     prop_assert!((v - f32::from(q) * block.scale).abs() <= block.scale * 0.5001);
                 }
-                prop_assert_eq!(block.sum, block.quants.iter().map(|q| i32::from(*q)).sum::<i32>());
-                prop_assert_eq!(block.first_half_sum, block.quants[..16].iter().map(|q| i32::from(*q)).sum::<i32>());
+                prop_assert_eq!(block.sum, block.quants.iter().map(|q| f32::from(*q)).sum::<f32>());
+                prop_assert_eq!(block.first_half_sum, block.quants[..16].iter().map(|q| f32::from(*q)).sum::<f32>());
             }
             for isa in Isa::available() {
                 prop_assert_eq!(&quantized(isa, &x), &scalar, "{}", isa);
@@ -129,7 +129,7 @@ mod tests {
             let mut x = [0.0; BLOCK];
             x[3] = SMALLEST;
             let block = quantized(isa, &x)[0];
-            assert_eq!((block.quants[3], block.sum), (127, 127), "{isa}");
+            assert_eq!((block.quants[3], block.sum), (127, 127.0), "{isa}");
         }
     }
 

@@ -190,15 +190,6 @@ impl Lanes for Avx2 {
         pairwise!(_mm256_add_epi32, a, b)
     }
     #[inline(always)]
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
-        pairwise!(_mm256_sub_epi32, a, b)
-    }
-    #[inline(always)]
-    unsafe fn shift_left_i<const N: u32>(v: Self::I) -> Self::I {
-        let count = _mm_cvtsi32_si128(N as i32);
-        Pair(_mm256_sll_epi32(v.0, count), _mm256_sll_epi32(v.1, count))
-    }
-    #[inline(always)]
     unsafe fn max_i(a: Self::I, b: Self::I) -> Self::I {
         pairwise!(_mm256_max_epi32, a, b)
     }
@@ -239,6 +230,11 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> Self::B {
         Pair(_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: Self::B) {
+        _mm256_storeu_si256(p.cast(), v.0);
+        _mm256_storeu_si256(p.add(32).cast(), v.1);
     }
     #[inline(always)]
     unsafe fn splat_byte(x: u8) -> Self::B {

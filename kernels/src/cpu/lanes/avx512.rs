@@ -153,14 +153,6 @@ impl Lanes for Avx512 {
         _mm512_add_epi32(a, b)
     }
     #[inline(always)]
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
-        _mm512_sub_epi32(a, b)
-    }
-    #[inline(always)]
-    unsafe fn shift_left_i<const N: u32>(v: Self::I) -> Self::I {
-        _mm512_slli_epi32::<N>(v)
-    }
-    #[inline(always)]
     unsafe fn max_i(a: Self::I, b: Self::I) -> Self::I {
         _mm512_max_epi32(a, b)
     }
@@ -191,6 +183,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> Self::B {
         _mm512_loadu_si512(p.cast())
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: Self::B) {
+        _mm512_storeu_si512(p.cast(), v);
     }
     #[inline(always)]
     unsafe fn splat_byte(x: u8) -> Self::B {

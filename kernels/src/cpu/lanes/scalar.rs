@@ -167,14 +167,6 @@ impl Lanes for Scalar {
         zip(a, b, i32::wrapping_add)
     }
     #[inline]
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
-        zip(a, b, i32::wrapping_sub)
-    }
-    #[inline]
-    unsafe fn shift_left_i<const N: u32>(v: Self::I) -> Self::I {
-        v.map(|x| x << N)
-    }
-    #[inline]
     unsafe fn max_i(a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, i32::max)
     }
@@ -205,6 +197,10 @@ impl Lanes for Scalar {
     #[inline]
     unsafe fn load_bytes(p: *const u8) -> Self::B {
         p.cast::<Self::B>().read_unaligned()
+    }
+    #[inline]
+    unsafe fn store_bytes(p: *mut u8, v: Self::B) {
+        p.cast::<Self::B>().write_unaligned(v);
     }
     #[inline]
     unsafe fn splat_byte(x: u8) -> Self::B {
