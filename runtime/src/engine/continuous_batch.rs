@@ -229,7 +229,7 @@ impl ContinuousBatch {
 
     /// Lets requests that still read their prompts share what others have read since, so that requests which come at
     /// once with a common beginning read it once. Only full pages are taken over: for each of them one promised page
-    /// is given back, so that every promise stays covered.
+    /// is given back or one of its own becomes free, so that every promise stays covered.
     fn look_up_again(&mut self, ledger: &mut Ledger) {
         for run in &mut self.running {
             let Phase::Prefill { until } = run.phase else { continue };
@@ -239,7 +239,7 @@ impl ContinuousBatch {
             run.looked_up = self.version;
             let sequence = &mut run.choices[0].sequence;
             let found = self.index.lookup(run.request.tenant, &run.request.prompt[..until - 1]).without_partial();
-            if found.tokens > sequence.fed {
+            if found.tokens > sequence.fed && sequence.pages.may_exchange(&found.pages) {
                 run.account.found(found.tokens - sequence.fed, ledger);
                 run.promise.shrink_to(run.lifetime.pages - found.full_pages());
                 sequence.fed = found.tokens;

@@ -76,6 +76,13 @@ impl PageTable {
         copy
     }
 
+    /// Whether `others`, which hold the same tokens, may take the place of these pages one by one: every page that is
+    /// given up becomes free, or is the same page. A page that someone else reads would stay in use, and the page in its
+    /// place may be promised.
+    pub fn may_exchange(&self, others: &[PageRef]) -> bool {
+        self.holds.iter().zip(others).all(|(own, other)| own.index() == other.index() || !own.is_shared())
+    }
+
     /// Lets `change` replace holds by others on pages with the same contents, as the prefix index does.
     pub fn exchange(&mut self, change: impl FnOnce(&mut [PageRef])) {
         change(&mut self.holds);
@@ -118,6 +125,20 @@ mod tests {
         assert_eq!(parent.indices(), before);
         drop((parent, fork, promise));
         assert_eq!(pool.counts().free, 8);
+    }
+
+    #[test]
+    fn pages_may_be_exchanged_where_what_is_given_up_becomes_free() {
+        let pool = PagePool::new(8);
+        let mut promise = pool.reserve(4).unwrap();
+        let [mut table, mut other] = [PageTable::default(), PageTable::default()];
+        assert!(table.prepare(0, 2 * PAGE_TOKENS, &mut promise, &mut NothingCached).is_none());
+        assert!(other.prepare(0, 2 * PAGE_TOKENS, &mut promise, &mut NothingCached).is_none());
+        assert!(table.may_exchange(&other.holds));
+        let reader = table.holds[1].clone();
+        assert!(!table.may_exchange(&other.holds));
+        other.holds[1] = reader;
+        assert!(table.may_exchange(&other.holds), "the same page takes its own place");
     }
 
     #[test]

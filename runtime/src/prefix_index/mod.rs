@@ -26,7 +26,7 @@ mod page_trie;
 use plimsoll_kernels::PAGE_TOKENS;
 
 use crate::engine::TenantId;
-use crate::page_pool::{Evict, PageRef};
+use crate::page_pool::{CachedPage, Evict, PageRef};
 
 pub use page_trie::PageTrie;
 
@@ -63,7 +63,7 @@ pub trait PrefixIndex: Evict {
 
     /// Remembers that `tokens` lie on `pages` (`tokens.len().div_ceil(PAGE_TOKENS)` of them, all holding valid K/V).
     /// Where a full page with the same tokens is cached already, `pages` gets a share of that page instead of its
-    /// own. A partial page that is a prefix of a longer one is forgotten in favour of the longer one.
+    /// own, unless that would use up a page that may be promised. A partial page that is a prefix of a longer one is forgotten in favour of the longer one.
     fn insert(&mut self, tenant: TenantId, tokens: &[u32], pages: &mut [PageRef]);
 
     /// Forgets everything; returns how many pages were held. Pages in use stay with their users.
@@ -71,6 +71,13 @@ pub trait PrefixIndex: Evict {
 
     /// Pages held.
     fn pages(&self) -> usize;
+}
+
+/// Whether a reader of `own` may read `cached`, which holds the same tokens, in its place. If `cached` can be evicted it
+/// counts as free and may be promised to someone, so taking it is right only where `own` becomes free in its stead. (It
+/// does not where the index was cleared between two readers of `own` and the computation of `cached`.)
+fn may_exchange(own: &PageRef, cached: &CachedPage) -> bool {
+    !own.is_shared() || !cached.is_evictable()
 }
 
 /// Length of the common prefix of two token sequences.
@@ -264,6 +271,37 @@ mod tests {
         assert_eq!(world.index.pages(), 0);
         drop(fork);
         assert_eq!(world.pool.counts().free, 8);
+    }
+
+    /// Two readers of pages that the index has forgotten, and the same tokens cached on other pages.
+    fn readers_of_forgotten_pages<I: PrefixIndex>(world: &mut World<I>) -> (Running, Running) {
+        let tokens = numbered(0, 2 * PAGE_TOKENS);
+        let run = world.start(TENANT, &tokens, 0).unwrap();
+        world.finish(run);
+        let longer = |own: u32| [tokens.clone(), numbered(own, 1)].concat();
+        let (a, b) = (world.start(TENANT, &longer(500), 0).unwrap(), world.start(TENANT, &longer(600), 0).unwrap());
+        world.index.clear();
+        let run = world.start(TENANT, &tokens, 0).unwrap();
+        world.finish(run);
+        (a, b)
+    }
+
+    fn an_exchange_takes_no_page_that_was_promised<I: PrefixIndex>(index: I) {
+        let mut world = World::new(6, index);
+        let (mut a, b) = readers_of_forgotten_pages(&mut world);
+        // Nothing is free but what the index can let go of.
+        let mut promise = world.pool.reserve(2).unwrap();
+        world.remember(&mut a, 2 * PAGE_TOKENS);
+        let taken = [promise.take(&mut world.index), promise.take(&mut world.index)];
+        drop((a, b, taken));
+        let cached = world.index.pages();
+        assert_eq!(world.pool.counts().free + cached, 6);
+    }
+
+    #[test]
+    fn after_a_clear_an_exchange_takes_no_page_that_was_promised() {
+        an_exchange_takes_no_page_that_was_promised(PageTrie::default());
+        an_exchange_takes_no_page_that_was_promised(NaiveIndex::default());
     }
 
     #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 //! The oracle of the property test; never used in production.
 use plimsoll_kernels::PAGE_TOKENS;
 
-use super::{CachedPrefix, PrefixIndex, common_prefix};
+use super::{CachedPrefix, PrefixIndex, common_prefix, may_exchange};
 use crate::engine::TenantId;
 use crate::page_pool::{CachedPage, Evict, PageRef};
 
@@ -89,7 +89,7 @@ impl PrefixIndex for NaiveIndex {
             let end = tokens.len().min(base + PAGE_TOKENS);
             if let Some(at) = self.pick(tenant, tokens, base, end) {
                 self.entries[at].stamp = self.clock;
-                if end == base + PAGE_TOKENS {
+                if end == base + PAGE_TOKENS && may_exchange(page, &self.entries[at].page) {
                     *page = self.entries[at].page.share();
                 }
                 continue;

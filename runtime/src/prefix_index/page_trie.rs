@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use plimsoll_kernels::PAGE_TOKENS;
 
-use super::{CachedPrefix, PrefixIndex, common_prefix};
+use super::{CachedPrefix, PrefixIndex, common_prefix, may_exchange};
 use crate::engine::TenantId;
 use crate::page_pool::{CachedPage, Evict, PageRef};
 
@@ -195,7 +195,7 @@ impl PrefixIndex for PageTrie {
             let child = match closest {
                 Some((child, shared)) if shared == tokens.len() => {
                     self.touch(child);
-                    if shared == PAGE_TOKENS {
+                    if shared == PAGE_TOKENS && may_exchange(page, &self.node(child).page) {
                         *page = self.node(child).page.share();
                     }
                     child
