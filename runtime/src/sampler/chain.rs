@@ -53,7 +53,7 @@ impl Sampler {
             banned: banned.to_vec(),
             vocab,
             rng: Pcg64::seed_from_u64(params.seed.wrapping_add(u64::from(choice))),
-            dry: Dry::default(),
+            dry: Dry::new(params),
             shaped: Vec::with_capacity(vocab),
             candidates: Candidates::default(),
             ranking: Vec::new(),

@@ -6,13 +6,15 @@
 //! p-e-w's (text-generation-webui pull request 5677); all matches are found in linear time by the Z-function of the
 //! reversed sequence, as llama.cpp does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::engine::SamplingParams;
 
-/// Scratch memory of the stage; holds nothing between tokens.
-#[derive(Clone, Debug, Default)]
+/// The stage with its scratch memory; nothing but the breakers is kept between tokens.
+#[derive(Clone, Debug)]
 pub(super) struct Dry {
+    /// A set, since every token of the sequence may be looked for in it.
+    breakers: HashSet<u32>,
     /// `z[i]`: how many tokens before the end also stand before the place `i` tokens further back.
     z: Vec<usize>,
     /// The longest match that each token would continue, in tokens.
@@ -20,6 +22,10 @@ pub(super) struct Dry {
 }
 
 impl Dry {
+    pub(super) fn new(params: &SamplingParams) -> Self {
+        Self { breakers: params.dry_breakers.iter().copied().collect(), z: Vec::new(), longest: HashMap::new() }
+    }
+
     /// Lowers the logits (`[vocab]`) of tokens that would continue a repetition of `sequence`.
     pub(super) fn penalise(&mut self, params: &SamplingParams, sequence: &[u32], logits: &mut [f32]) {
         if params.dry_multiplier <= 0.0 {
@@ -30,8 +36,7 @@ impl Dry {
             n => sequence.len().min(n as usize),
         };
         let sequence = &sequence[sequence.len() - reach..];
-        let is_breaker = |token: &u32| params.dry_breakers.contains(token);
-        let unbroken = sequence.iter().rev().position(is_breaker).unwrap_or(sequence.len());
+        let unbroken = sequence.iter().rev().position(|token| self.breakers.contains(token)).unwrap_or(sequence.len());
         let shortest = (params.dry_allowed_length as usize).max(1);
         if unbroken < shortest {
             return;
@@ -42,7 +47,7 @@ impl Dry {
         for (i, &z) in self.z.iter().enumerate().skip(1) {
             let length = z.min(unbroken);
             let next = back(i - 1);
-            if length >= shortest && !is_breaker(&next) {
+            if length >= shortest && !self.breakers.contains(&next) {
                 let longest = self.longest.entry(next).or_default();
                 *longest = length.max(*longest);
             }
@@ -86,7 +91,7 @@ mod tests {
 
     fn penalties(params: &SamplingParams, sequence: &[u32]) -> Vec<f32> {
         let mut logits = vec![0.0; 8];
-        Dry::default().penalise(params, sequence, &mut logits);
+        Dry::new(params).penalise(params, sequence, &mut logits);
         logits
     }
 
