@@ -27,9 +27,14 @@ pub(super) struct Ranked {
     mass: u64,
 }
 
+/// The key of a logit. Subtracting makes positive zero of both zeros, which compare as equal but do not order as equal.
+fn key_of(logit: f32) -> f32 {
+    0.0 - logit
+}
+
 impl Ranked {
     pub(super) fn by_logit(token: u32, logit: f32) -> Self {
-        Self { key: -logit, token, mass: 0 }
+        Self { key: key_of(logit), token, mass: 0 }
     }
 
     pub(super) fn order(&self, other: &Self) -> Ordering {
@@ -114,7 +119,7 @@ impl Candidates {
         } else {
             select_highest(logits, top_k as usize, &mut self.ranking);
             if let Some(border) = self.ranking.iter().copied().max_by(Ranked::order) {
-                self.kept.extend(possible.filter(|c| border.includes(-c.logit, c.token)));
+                self.kept.extend(possible.filter(|c| border.includes(key_of(c.logit), c.token)));
             }
         }
         !self.kept.is_empty()
@@ -169,13 +174,13 @@ impl Candidates {
         self.ranking.clear();
         self.ranking.extend(
             self.kept.iter().zip(&self.masses).filter(|(_, mass)| **mass >= least).map(|(c, &mass)| Ranked {
-                key: -c.logit,
+                key: key_of(c.logit),
                 token: c.token,
                 mass,
             }),
         );
         let border = border_of_mass(&mut self.ranking, need);
-        self.kept.retain(|c| border.includes(-c.logit, c.token));
+        self.kept.retain(|c| border.includes(key_of(c.logit), c.token));
     }
 
     /// Keeps the tokens at least `p` times as likely as the likeliest (arXiv:2407.01082).
@@ -194,7 +199,7 @@ impl Candidates {
         let eligible = self.kept.iter().zip(&self.masses).filter(|(_, mass)| **mass >= least);
         let last = eligible.map(|(c, _)| Ranked::by_logit(c.token, c.logit)).max_by(Ranked::order);
         if let Some(last) = last {
-            self.kept.retain(|c| c.token == last.token || !last.includes(-c.logit, c.token));
+            self.kept.retain(|c| c.token == last.token || !last.includes(key_of(c.logit), c.token));
         }
     }
 
@@ -221,5 +226,20 @@ impl Candidates {
     #[cfg(test)]
     pub(super) fn capacities(&self) -> [usize; 3] {
         [self.kept.capacity(), self.masses.capacity(), self.ranking.capacity()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_of_either_sign_tie_and_the_lower_id_wins() {
+        for zeros in [[-0.0f32, 0.0], [0.0, -0.0]] {
+            let mut candidates = Candidates::default();
+            assert!(candidates.collect(&zeros, 1));
+            candidates.weigh(1.0);
+            assert_eq!(candidates.distribution(), [(0, 1.0)], "{zeros:?}");
+        }
     }
 }
