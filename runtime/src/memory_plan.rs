@@ -77,7 +77,7 @@ impl MemoryPlan {
             return Err(PlanError::PoolBelowWindow {
                 window,
                 needed,
-                needed_bytes: needed * page_bytes,
+                needed_bytes: needed.saturating_mul(page_bytes),
                 pages,
                 pool_bytes: pages * page_bytes,
             });
@@ -133,17 +133,28 @@ impl fmt::Display for MemoryPlan {
 }
 
 /// Memory the system says is available, in bytes: `MemAvailable` of `/proc/meminfo`, or less where a control group
-/// allows less. `None` where the system does not say.
+/// (version 2) allows less; cached files do not count as used in either. `None` where the system does not say.
 pub fn available_memory() -> Option<usize> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let system = line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)?;
-    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok();
-    let group = match (read("memory.max"), read("memory.current")) {
-        (Some(max), Some(current)) => usize::saturating_sub(max, current),
-        _ => usize::MAX,
+    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    let group = group_available(read("memory.max"), read("memory.current"), read("memory.stat"));
+    Some(system.min(group.unwrap_or(usize::MAX)))
+}
+
+/// What a control group leaves, from the text of its files; `None` if it sets no limit. `memory.current` counts cached
+/// files, the mapped model among them, which the kernel drops when memory is wanted.
+fn group_available(max: Option<String>, current: Option<String>, stat: Option<String>) -> Option<usize> {
+    let (max, current): (usize, usize) = (max?.trim().parse().ok()?, current?.trim().parse().ok()?);
+    let stat = stat.unwrap_or_default();
+    let counter = |name: &str| {
+        let value = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        value.trim().parse::<usize>().ok()
     };
-    Some(system.min(group))
+    let cached = ["inactive_file", "active_file"].map(|name| counter(name).unwrap_or(0));
+    let used = cached.into_iter().fold(current, usize::saturating_sub);
+    Some(max.saturating_sub(used))
 }
 
 #[cfg(test)]
@@ -196,6 +207,16 @@ mod tests {
     fn too_little_memory_is_refused_with_the_numbers() {
         let error = MemoryPlan::new(&shape(), 0, 4096, PoolSize::Windows(1), Some(1 << 20)).unwrap_err();
         assert!(matches!(error, PlanError::TooLittleMemory { needed: 2_098_352, available: 1_048_576, .. }), "{error}");
+    }
+
+    #[test]
+    fn cached_files_are_no_used_memory_of_a_control_group() {
+        let text = |text: &str| Some(text.to_owned());
+        let stat = text("anon 100\ninactive_file 500\nactive_file 300\nfile 900\n");
+        assert_eq!(group_available(text("1000\n"), text("950\n"), stat), Some(850));
+        assert_eq!(group_available(text("1000\n"), text("950\n"), None), Some(50));
+        assert_eq!(group_available(text("1000\n"), text("2000\n"), None), Some(0));
+        assert_eq!(group_available(text("max\n"), text("950\n"), None), None);
     }
 
     #[test]
