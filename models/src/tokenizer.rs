@@ -464,17 +464,16 @@ fn sentence_piece(file: &GgufFile) -> Result<(Algorithm, Vocabulary, bool), Toke
     let merges = sentencepiece::merges(normal.clone().map(|(piece, id)| (id, piece, scores[id as usize])));
     let mut vocab: Vocab = normal.map(|(piece, id)| (piece.to_owned(), id)).collect();
 
-    let mut bytes = 0;
     for (piece, id) in pieces.clone().zip(0u32..) {
         if vocabulary.kind(id) == Some(TokenKind::Byte) {
             let byte = sentencepiece::byte_of(piece);
-            bytes += usize::from(byte.is_some());
             // The library looks bytes up under this spelling.
             vocab.insert(byte.map_or_else(|| piece.to_owned(), sentencepiece::byte_piece), id);
         }
     }
     let mut builder = BPE::builder().fuse_unk(true).byte_fallback(true);
-    if bytes < 256 {
+    // Counted by value: a file may list one byte twice and lack another.
+    if (0..=255).any(|byte| !vocab.contains_key(&sentencepiece::byte_piece(byte))) {
         let key = "tokenizer.ggml.unknown_token_id";
         let id = vocabulary::special_id(file, key, vocabulary.len())?.ok_or(TokenizerError::NoFallback)?;
         let unknown = pieces.clone().nth(id as usize).expect("the id lies in the vocabulary").to_owned();

@@ -209,6 +209,21 @@ fn sentence_piece_merges_by_score_and_falls_back_to_bytes() {
 }
 
 #[test]
+fn a_byte_that_is_listed_twice_does_not_stand_in_for_one_that_is_missing() {
+    let mut writer = sentence_piece_writer(None);
+    for (key, value) in &mut writer.metadata {
+        if let (true, Value::Strings(tokens)) = (key == "tokenizer.ggml.tokens", value) {
+            let missing = tokens.iter().position(|token| token == "<0xA9>").unwrap();
+            tokens[missing] = "<0xC3>".into();
+        }
+    }
+    let tokenizer = build(&writer).unwrap();
+    assert_eq!(pieces(&tokenizer, &tokenizer.encode_text("é")), [" ", "<unk>"], "text is never dropped in silence");
+    writer.metadata.retain(|(key, _)| key != "tokenizer.ggml.unknown_token_id");
+    assert!(matches!(build(&writer), Err(TokenizerError::NoFallback)));
+}
+
+#[test]
 fn the_space_prefix_is_added_and_dropped_only_where_the_file_says_so() {
     let prefixed = build(&sentence_piece_writer(Some(true))).unwrap();
     let bare = build(&sentence_piece_writer(Some(false))).unwrap();
