@@ -13,6 +13,12 @@ use crate::weight_format::GgmlType;
 /// Tokens in one K/V page.
 pub const PAGE_TOKENS: usize = 32;
 
+/// The widest attention head, in elements, that every device supports (Gemma 4's global layers have it).
+pub const MAX_HEAD_DIM: usize = 512;
+
+/// The widest input of a matrix product, in elements, that every device supports: eight times the widest layer known.
+pub const MAX_INPUT_WIDTH: usize = 1 << 20;
+
 /// The place of a page in a device's page store.
 pub type PageIndex = u32;
 
@@ -130,7 +136,7 @@ pub struct AttentionShape {
     pub heads: usize,
     /// K/V heads.
     pub kv_heads: usize,
-    /// Elements of one head.
+    /// Elements of one head, at most [`MAX_HEAD_DIM`].
     pub head_dim: usize,
     /// Factor of the dot products, usually `head_dim^-1/2`.
     pub scale: f32,
@@ -227,7 +233,7 @@ pub trait Device: Send + Sync + 'static {
     fn add(&self, residual: &mut Self::Buffer, delta: &Self::Buffer);
     /// `outs[i] = x * matrices[i]^T (+ biases[i])` for matrices that read the same input, so that the input is
     /// quantised once. Float weights (F32, F16, BF16) multiply f32 activations; block-quantised weights multiply
-    /// activations quantised to 8 bits per 32 elements.
+    /// activations quantised to 8 bits per 32 elements. Rows of `x` have at most [`MAX_INPUT_WIDTH`] elements.
     fn linear(
         &self,
         x: &Self::Buffer,

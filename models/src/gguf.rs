@@ -29,10 +29,9 @@ pub(crate) mod writer;
 mod tests;
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::Path;
 
-use plimsoll_kernels::GgmlType;
+use plimsoll_kernels::{GgmlType, MappedFile};
 
 pub use error::GgufError;
 pub use value::{FromMetadata, MetadataArray, MetadataValue, Strings, ValueType};
@@ -54,7 +53,7 @@ pub struct GgufFile {
 /// Where the bytes live.
 #[derive(Debug)]
 enum Backing {
-    Mapped(memmap2::Mmap),
+    Mapped(MappedFile),
     Owned(Vec<u8>),
 }
 
@@ -100,16 +99,7 @@ impl GgufFile {
     /// # Errors
     /// [`GgufError::Io`] if the file cannot be opened or mapped; every other variant if its content is wrong.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let io = |source| GgufError::Io { path: path.to_path_buf(), source };
-        let file = File::open(path).map_err(io)?;
-        let length = file.metadata().map_err(io)?.len();
-        if length == 0 {
-            return Self::parse(Vec::new());
-        }
-        // SAFETY: the mapping is read-only and private to this value. Another process that truncates the file while it
-        // is mapped could still end this one with SIGBUS; every engine that maps weights accepts that, and the
-        // documentation of `open` says so.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        let map = MappedFile::open(path).map_err(|source| GgufError::Io { path: path.to_path_buf(), source })?;
         Self::from_backing(Backing::Mapped(map))
     }
 

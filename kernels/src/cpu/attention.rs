@@ -19,16 +19,13 @@ use super::lanes::{LANES, Lanes};
 use super::memory::{Region, Shared};
 use super::thread_pool::ThreadPool;
 use super::vector_exp::exp;
-use crate::{AttentionShape, BatchLayout, DeviceError, KvType, PAGE_TOKENS, RowBuffer};
+use crate::{AttentionShape, BatchLayout, DeviceError, KvType, MAX_HEAD_DIM, PAGE_TOKENS, RowBuffer};
 
 /// Tokens of a span. A fixed number: it is part of what a result's bits depend on.
 pub(crate) const SPAN_TOKENS: usize = 512;
 
 /// Queries (rows times heads of one group) that are computed together at most.
 const TILE_QUERIES: usize = 32;
-
-/// The widest head.
-pub(crate) const MAX_HEAD_DIM: usize = 512;
 
 /// Row tiles of one parallel run; longer batches take several.
 const MAX_TILES: usize = 1024;

@@ -19,11 +19,13 @@ use super::rope::{self, Rope};
 use super::swiglu::Swiglu;
 use super::thread_pool::ThreadPool;
 use crate::{
-    AttentionShape, BatchLayout, Device, DeviceError, GgmlType, KvLayout, PageIndex, RopeStyle, RowBuffer, WeightSource,
+    AttentionShape, BatchLayout, Device, DeviceError, GgmlType, KvLayout, MAX_INPUT_WIDTH, PageIndex, RopeStyle,
+    RowBuffer, WeightSource,
 };
 
 /// Quantised blocks of 32 activations that one pass of a matrix product holds: 1,024 rows of 5,120, 7.5 MiB.
 const SCRATCH_BLOCKS: usize = 1024 * 5120 / 32;
+const _: () = assert!(SCRATCH_BLOCKS >= MAX_INPUT_WIDTH / 32, "the widest row fits scratch memory");
 
 /// Elements of a row-wise op below which one thread does it: less than a microsecond or two of work.
 const SERIAL_ELEMENTS: usize = 16 << 10;
