@@ -3,10 +3,10 @@
 //! Keys are those of the GGUF format document (`{arch}.block_count`, ...). What is set in a file and not implemented
 //! here is refused by name: a model that runs with a setting ignored writes fluent, wrong text.
 
-use plimsoll_kernels::RopeStyle;
+use plimsoll_kernels::{MAX_HEAD_DIM, MAX_INPUT_WIDTH, RopeStyle};
 
 use super::LoadError;
-use crate::gguf::GgufFile;
+use crate::gguf::{GgufFile, Strings};
 
 /// A Llama-like decoder: pre-norm blocks of grouped-query attention and a gated feed-forward layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,8 +58,8 @@ pub struct FamilyTraits {
 
 /// Sizes above these are no model of this class; the limits keep products of sizes far from overflow.
 const MOST_LAYERS: usize = 1024;
-const MOST_WIDTH: usize = 1 << 20;
 const MOST_CONTEXT: usize = 1 << 24;
+const MOST_TOKENS: usize = 1 << 24;
 
 impl DecoderConfig {
     /// Reads and checks the hyper-parameters of a file of `family`.
@@ -78,15 +78,15 @@ impl DecoderConfig {
         };
 
         let layers = size("block_count", MOST_LAYERS)?;
-        let hidden = size("embedding_length", MOST_WIDTH)?;
-        let feed_forward = size("feed_forward_length", MOST_WIDTH)?;
-        let heads = size("attention.head_count", MOST_WIDTH)?;
-        let kv_heads = optional_size("attention.head_count_kv", MOST_WIDTH)?.unwrap_or(heads);
+        let hidden = size("embedding_length", MAX_INPUT_WIDTH)?;
+        let feed_forward = size("feed_forward_length", MAX_INPUT_WIDTH)?;
+        let heads = size("attention.head_count", MAX_INPUT_WIDTH)?;
+        let kv_heads = optional_size("attention.head_count_kv", MAX_INPUT_WIDTH)?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of the {heads} query heads");
             return Err(unsupported(arch, key("attention.head_count_kv"), kv_heads, expected));
         }
-        let head_dim = match optional_size("attention.key_length", MOST_WIDTH)? {
+        let head_dim = match optional_size("attention.key_length", MAX_HEAD_DIM)? {
             Some(dim) => dim,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
@@ -94,13 +94,19 @@ impl DecoderConfig {
                 return Err(unsupported(arch, key("attention.head_count"), heads, expected));
             }
         };
-        if let Some(value_dim) = optional_size("attention.value_length", MOST_WIDTH)?
+        // A head as wide as `hidden / heads` was not checked by its key.
+        if head_dim > MAX_HEAD_DIM || heads * head_dim > MAX_INPUT_WIDTH {
+            let found = format!("{heads} heads of {head_dim} elements");
+            let expected = format!("heads of at most {MAX_HEAD_DIM} elements, {MAX_INPUT_WIDTH} in all");
+            return Err(unsupported(arch, key("attention.head_count"), found, expected));
+        }
+        if let Some(value_dim) = optional_size("attention.value_length", MAX_HEAD_DIM)?
             && value_dim != head_dim
         {
             let expected = format!("the key length, {head_dim}");
             return Err(unsupported(arch, key("attention.value_length"), value_dim, expected));
         }
-        let rotary_dim = optional_size("rope.dimension_count", MOST_WIDTH)?.unwrap_or(head_dim);
+        let rotary_dim = optional_size("rope.dimension_count", MAX_HEAD_DIM)?.unwrap_or(head_dim);
         if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
             let expected = format!("an even number of at most the head's {head_dim} elements");
             return Err(unsupported(arch, key("rope.dimension_count"), rotary_dim, expected));
@@ -120,21 +126,33 @@ impl DecoderConfig {
             }
         };
         let rope_linear_factor = match file.get::<&str>(&key("rope.scaling.type"))? {
-            Some("linear") => positive("rope.scaling.factor", None)?,
-            _ => 1.0,
+            Some("none") => 1.0,
+            // A factor without a type is linear, and 0 is none, as llama.cpp reads them; the second key is the older one.
+            _ => match file.get::<f32>(&key("rope.scaling.factor"))?.or(file.get(&key("rope.scale_linear"))?) {
+                None | Some(0.0) => 1.0,
+                Some(factor) if factor.is_finite() && factor > 0.0 => factor,
+                Some(other) => {
+                    return Err(unsupported(arch, key("rope.scaling.factor"), other, "a positive number".into()));
+                }
+            },
         };
 
         let embedding = file.require_tensor("token_embd.weight")?;
-        let vocab = match embedding.dims {
-            [_, vocab] => *vocab,
-            other => {
-                return Err(LoadError::WrongShape {
-                    name: "token_embd.weight".into(),
-                    found: other.to_vec(),
-                    expected: vec![hidden, 0],
-                });
+        let vocab = match *embedding.dims {
+            [_, vocab] if vocab > MOST_TOKENS => {
+                let expected = format!("at most {MOST_TOKENS} rows");
+                return Err(unsupported(arch, "token_embd.weight".into(), format!("{vocab} rows"), expected));
+            }
+            [_, vocab] => vocab,
+            _ => {
+                return Err(LoadError::NoMatrix { name: "token_embd.weight".into(), found: embedding.dims.to_vec() });
             }
         };
+        if let Some(pieces) = file.get::<Strings>("tokenizer.ggml.tokens")?
+            && pieces.len() > vocab
+        {
+            return Err(LoadError::TokensWithoutEmbedding { tokens: pieces.len(), rows: vocab });
+        }
 
         Ok(Self {
             architecture: arch,
@@ -172,6 +190,8 @@ impl DecoderConfig {
             }
         }
         for suffix in [
+            "attention.clamp_kqv",
+            "attention.max_alibi_bias",
             "attention.scale",
             "attention.temperature_scale",
             "attn_logit_softcapping",
@@ -180,9 +200,14 @@ impl DecoderConfig {
             "logit_scale",
             "residual_scale",
         ] {
-            if let Some(found) = file.get::<f32>(&key(suffix))? {
-                return Err(unsupported(arch, key(suffix), found, "absent".into()));
+            if let Some(found) = file.get::<f32>(&key(suffix))?
+                && found != 0.0
+            {
+                return Err(unsupported(arch, key(suffix), found, "absent or 0".into()));
             }
+        }
+        if file.get::<bool>(&key("attention.causal"))? == Some(false) {
+            return Err(unsupported(arch, key("attention.causal"), false, "absent or true".into()));
         }
         Ok(())
     }

@@ -58,6 +58,15 @@ fn tensors<D: Device>(config: &DecoderConfig, file: &GgufFile) -> Vec<TensorSpec
     specs
 }
 
+/// Checks every tensor and counts the bytes the device will hold for parameters.
+fn plan_weights<D: Device>(file: &GgufFile, device: &D, config: &DecoderConfig) -> Result<usize, LoadError> {
+    let specs = tensors::<D>(config, file);
+    weights::refuse_unused(file, config.architecture, &specs)?;
+    // The rotary frequencies are held in the place of the file's factors, and also where the file has none.
+    let computed = if file.tensor(ROPE_FACTORS).is_some() { 0 } else { config.rotary_dim / 2 * size_of::<f32>() };
+    Ok(weights::plan(file, device, &specs)? + computed)
+}
+
 /// The sizes such a model will have, read from the file's header alone.
 pub fn plan<D: Device>(
     file: &GgufFile,
@@ -66,7 +75,7 @@ pub fn plan<D: Device>(
     limits: StepLimits,
 ) -> Result<ModelShape, LoadError> {
     let config = DecoderConfig::from_gguf(file, family)?;
-    let weight_bytes = weights::plan(file, device, &tensors::<D>(&config, file))?;
+    let weight_bytes = plan_weights(file, device, &config)?;
     Ok(shape(&config, device, limits, weight_bytes))
 }
 
@@ -90,12 +99,16 @@ impl<D: Device> Decoder<D> {
     /// Loads the model.
     pub fn load(file: &GgufFile, family: FamilyTraits, device: &D, limits: StepLimits) -> Result<Self, LoadError> {
         let config = DecoderConfig::from_gguf(file, family)?;
-        let specs = tensors::<D>(&config, file);
-        let weight_bytes = weights::plan(file, device, &specs)?;
+        let weight_bytes = plan_weights(file, device, &config)?;
         let activations = Activations::new(device, &config, limits).map_err(LoadError::Buffers)?;
-        let mut weights = Weights::load(file, device, &specs)?;
+        let mut weights = Weights::load(file, device, &tensors::<D>(&config, file))?;
 
         let factors = file.tensor(ROPE_FACTORS).is_some().then(|| weights.values(ROPE_FACTORS));
+        if let Some(values) = &factors
+            && let Some(index) = values.iter().position(|factor| factor.is_nan() || *factor <= 0.0)
+        {
+            return Err(LoadError::BadFactor { name: ROPE_FACTORS.into(), index, found: values[index] });
+        }
         let frequencies = config.rope_frequencies(factors.as_deref());
         let mut blocks = Vec::with_capacity(config.layers);
         for layer in 0..config.layers {

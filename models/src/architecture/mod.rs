@@ -18,6 +18,9 @@ pub mod qwen2;
 pub mod registry;
 pub mod weights;
 
+#[cfg(test)]
+mod tests;
+
 use plimsoll_kernels::{AttentionShape, Device, DeviceError, GgmlType, KvLayout, KvType};
 
 pub use registry::{load, plan, supports};
@@ -91,6 +94,23 @@ pub enum LoadError {
     File(#[from] crate::gguf::GgufError),
     #[error("tensor `{name}` has shape {found:?}, expected {expected:?} (innermost first)")]
     WrongShape { name: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error("tensor `{name}` has shape {found:?}, expected a matrix")]
+    NoMatrix { name: String, found: Vec<usize> },
+    #[error(
+        "the file holds tensor `{name}`, which architecture `{architecture}` does not use; without it the model would \
+         compute something else"
+    )]
+    UnusedTensor { name: String, architecture: &'static str },
+    #[error(
+        "the tokenizer has {tokens} tokens, the embedding `token_embd.weight` {rows} rows: tokens would have no embedding"
+    )]
+    TokensWithoutEmbedding { tokens: usize, rows: usize },
+    #[error(
+        "tensor `{name}` has type {format}, for which there is neither a kernel nor a converter; supported are {supported}"
+    )]
+    UnsupportedFormat { name: String, format: GgmlType, supported: String },
+    #[error("value {index} of tensor `{name}` is {found}, expected a number above 0")]
+    BadFactor { name: String, index: usize, found: f32 },
     #[error("tensor `{name}` of type {format} cannot be converted: {reason}")]
     Conversion { name: String, format: GgmlType, reason: String },
     #[error("tensor `{name}`: {source}")]

@@ -4,7 +4,7 @@
 //! is allocated, counted for the memory plan, and loaded. Formats the device has no kernel for are converted here,
 //! through candle-core's reader of GGML blocks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use plimsoll_kernels::{Device, GgmlType, WeightSource};
@@ -63,19 +63,41 @@ impl TensorSpec {
     }
 }
 
-/// Checks that every tensor is there with its shape, and counts the bytes the device will hold for them.
+/// Checks that every tensor is there, with its shape and in a format that can be loaded, and counts the bytes the device
+/// will hold for them.
+///
+/// # Errors
+/// [`LoadError::File`] for a tensor that is missing, [`LoadError::WrongShape`], [`LoadError::UnsupportedFormat`].
 pub fn plan<D: Device>(file: &GgufFile, device: &D, specs: &[TensorSpec]) -> Result<usize, LoadError> {
     let mut bytes = 0;
     for spec in specs {
         let tensor = spec.find(file)?;
+        let format = tensor.ggml_type;
+        let loads_as_it_is = matches!(spec.kind, TensorKind::Matrix { .. }) && device.reads(format);
+        if !loads_as_it_is && candle_format(format).is_none() {
+            let supported = GgmlType::ALL.into_iter().filter(|f| device.reads(*f) || candle_format(*f).is_some());
+            let supported = supported.map(GgmlType::name).collect::<Vec<_>>().join(", ");
+            return Err(LoadError::UnsupportedFormat { name: spec.name.clone(), format, supported });
+        }
         bytes += match spec.kind {
-            TensorKind::Matrix { rows, cols } => {
-                device.matrix_bytes(loaded_format(device, tensor.ggml_type, cols), rows, cols)
-            }
+            TensorKind::Matrix { rows, cols } => device.matrix_bytes(loaded_format(device, format, cols), rows, cols),
             TensorKind::Vector { len } => len * size_of::<f32>(),
         };
     }
     Ok(bytes)
+}
+
+/// Refuses a file with a tensor that is not in the list: a bias or a norm that is left out changes what the model
+/// computes, and nothing else would tell.
+///
+/// # Errors
+/// [`LoadError::UnusedTensor`].
+pub fn refuse_unused(file: &GgufFile, architecture: &'static str, specs: &[TensorSpec]) -> Result<(), LoadError> {
+    let used: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    match file.tensors().find(|tensor| !used.contains(tensor.name)) {
+        Some(tensor) => Err(LoadError::UnusedTensor { name: tensor.name.to_owned(), architecture }),
+        None => Ok(()),
+    }
 }
 
 /// A model's tensors on a device, taken out one by one as the architecture is put together.
