@@ -213,7 +213,11 @@ impl Golden {
 }
 
 fn print_table(report: &Report, golden: Option<&GoldenReport>) {
-    println!("{} tokens; difference to the reference at most {:e}, between the ways 0", report.tokens, report.limit);
+    if report.passes.iter().any(|pass| pass.reference.is_some()) {
+        println!("{} tokens; limits: {:e} to the reference, 0 between the ways", report.tokens, report.limit);
+    } else {
+        println!("{} tokens; limit: 0 between the ways", report.tokens);
+    }
     println!(
         "{:<26} {:>14} {:>14} {:>9} {:>14}",
         "way of feeding", "max to ref.", "mean to ref.", "argmax", "max to one pass"
