@@ -2,12 +2,13 @@
 //!
 //! - `gemv`: one row times about 128 MB of packed weights, so that they come from memory; GB/s of packed bytes, and the
 //!   share of the read bandwidth measured in the same run with the same threads.
-//! - `gemm`: 128 rows times a 4096 x 4096 matrix; GOP/s, a multiplication and an addition counting two.
+//! - `gemm`: 128 rows times a matrix of 1024 outputs of 4096 inputs; GOP/s, a multiplication and an addition counting two.
 //! - `attention`: one decode row over 2,048 and 8,192 cached tokens of 8 K/V heads of 128 in f16, four queries each.
 //!
-//! Criterion's own reports follow the usual form; the lines that begin with `share` come from a separate measurement:
-//! the shortest of many runs of equal size, of the kernel and of plain reading, so that other work on the machine
-//! disturbs both as little as possible.
+//! Criterion's own reports follow the usual form. The table at the end comes from a separate measurement: the shortest
+//! of many runs, a few milliseconds each, of the kernel and of plain reading, so that other work on the machine disturbs both as
+//! little as possible; shares are of the highest read bandwidth that the run saw. With `PLIMSOLL_BENCH_JSON` set to a
+//! path, the table is written there too.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use plimsoll_kernels::cpu::{CpuBuffer, CpuDevice, CpuOptions, PackedMatrix};
 use plimsoll_kernels::{
     AttentionShape, BatchLayout, Device, GgmlType, KvLayout, KvType, PAGE_TOKENS, RowBuffer, WeightSource,
 };
+use serde_json::json;
 
 const FORMATS: [GgmlType; 6] =
     [GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::F16];
@@ -27,51 +29,125 @@ const WIDTH: usize = 4096;
 const ROTATION_BYTES: usize = 128 << 20;
 /// Rows of a prefill chunk.
 const CHUNK_ROWS: usize = 128;
+/// Outputs of the matrix that a chunk meets; few, so that one timing is short.
+const CHUNK_OUTPUTS: usize = 1024;
 
 /// Bytes that one timing of a memory-bound kernel, or of plain reading, goes through.
 const TIMED_BYTES: usize = 32 << 20;
 
-/// The shortest of `runs` calls, in seconds: what the machine can do when nobody else has it.
-fn shortest(runs: usize, mut f: impl FnMut()) -> f64 {
+/// How long calls are repeated in search of the shortest.
+const SEARCH: Duration = Duration::from_millis(1500);
+
+/// The shortest of the calls that [`SEARCH`] has time for, in seconds: what the machine can do when nobody else has it.
+fn shortest(mut f: impl FnMut()) -> f64 {
     f();
-    let time = |_| {
-        let begin = Instant::now();
+    let (begin, mut shortest) = (Instant::now(), f64::INFINITY);
+    while begin.elapsed() < SEARCH {
+        let call = Instant::now();
         f();
-        begin.elapsed().as_secs_f64()
-    };
-    (0..runs).map(time).fold(f64::INFINITY, f64::min)
+        shortest = shortest.min(call.elapsed().as_secs_f64());
+    }
+    shortest
 }
 
-/// GB/s that all threads together read from memory that asks for huge pages, as the weights do.
-fn read_bandwidth(device: &CpuDevice) -> f64 {
-    let (width, rows) = (TIMED_BYTES / size_of::<f32>(), 12);
-    let mut buffer = device.buffer(width, rows).expect("memory for the bandwidth measurement");
-    buffer.set_rows(rows);
-    buffer.values_mut().fill(1.0);
-    let mut next = 0;
-    let seconds = shortest(60, || {
-        next = (next + 1) % rows;
-        std::thread::scope(|scope| {
-            for values in buffer.row(next).chunks(width / device.threads()) {
-                scope.spawn(move || {
-                    let mut sums = [0f32; 64];
-                    for chunk in values.as_chunks::<64>().0 {
-                        for (sum, v) in sums.iter_mut().zip(chunk) {
-                            *sum += v;
+/// Memory to measure the read bandwidth in. It asks for huge pages, as weights do.
+struct Reader {
+    buffer: CpuBuffer,
+    threads: usize,
+    next: usize,
+    /// The highest so far, GB/s of all threads together.
+    highest: f64,
+}
+
+impl Reader {
+    fn new(device: &CpuDevice) -> Self {
+        let rows = 12;
+        let mut buffer =
+            device.buffer(TIMED_BYTES / size_of::<f32>(), rows).expect("memory for the bandwidth measurement");
+        buffer.set_rows(rows);
+        buffer.values_mut().fill(1.0);
+        Self { buffer, threads: device.threads(), next: 0, highest: 0.0 }
+    }
+
+    fn measure(&mut self) {
+        let Self { buffer, threads, next, highest } = self;
+        let seconds = shortest(|| {
+            *next = (*next + 1) % buffer.rows();
+            std::thread::scope(|scope| {
+                for values in buffer.row(*next).chunks(buffer.width().div_ceil(*threads)) {
+                    scope.spawn(move || {
+                        let mut sums = [0f32; 64];
+                        for chunk in values.as_chunks::<64>().0 {
+                            for (sum, v) in sums.iter_mut().zip(chunk) {
+                                *sum += v;
+                            }
                         }
-                    }
-                    black_box(sums);
-                });
-            }
+                        black_box(sums);
+                    });
+                }
+            });
         });
-    });
-    TIMED_BYTES as f64 / seconds / 1e9
+        *highest = highest.max(TIMED_BYTES as f64 / seconds / 1e9);
+    }
 }
 
-/// Pseudo-random bytes; scales stay finite because their upper bits are cleared.
-fn matrix(device: &CpuDevice, format: GgmlType) -> PackedMatrix {
+/// A line of the table: the speeds of one format's matrix products.
+struct ProductSpeed {
+    format: GgmlType,
+    gemm_gops: f64,
+    gemv_gbs: f64,
+}
+
+/// A line of the table: the speed of attention over so many cached tokens.
+struct AttentionSpeed {
+    depth: usize,
+    gbs: f64,
+}
+
+/// Prints the table and writes it where the environment asks for it.
+fn report(device: &CpuDevice, read: f64, products: &[ProductSpeed], attention: &[AttentionSpeed]) {
+    println!("\n{}; memory read {read:.1} GB/s", device.describe());
+    println!("{:<16} {:>12} {:>12} {:>12}", "", "GEMM GOP/s", "GEMV GB/s", "of bandwidth");
+    for ProductSpeed { format, gemm_gops, gemv_gbs } in products {
+        let name = format.name();
+        println!("{name:<16} {gemm_gops:>12.0} {gemv_gbs:>12.1} {:>10.0} %", 100.0 * gemv_gbs / read);
+    }
+    for AttentionSpeed { depth, gbs } in attention {
+        let name = format!("attention {depth}");
+        println!("{name:<16} {:>12} {gbs:>12.1} {:>10.0} %", "", 100.0 * gbs / read);
+    }
+    let Ok(path) = std::env::var("PLIMSOLL_BENCH_JSON") else { return };
+    let round = |v: f64| (v * 1000.0).round() / 1000.0;
+    let products: Vec<_> = products
+        .iter()
+        .map(|p| {
+            json!({
+                "format": p.format.name(),
+                "gemm_gop_per_s": round(p.gemm_gops),
+                "gemv_gb_per_s": round(p.gemv_gbs),
+                "gemv_share_of_read": round(p.gemv_gbs / read),
+            })
+        })
+        .collect();
+    let attention: Vec<_> = attention
+        .iter()
+        .map(|a| json!({ "depth": a.depth, "gb_per_s": round(a.gbs), "share_of_read": round(a.gbs / read) }))
+        .collect();
+    let table = json!({
+        "device": device.describe(),
+        "isa": device.isa().name(),
+        "threads": device.threads(),
+        "read_gb_per_s": round(read),
+        "products": products,
+        "attention_decode": attention,
+    });
+    std::fs::write(&path, format!("{table:#}\n")).unwrap_or_else(|error| panic!("writing {path}: {error}"));
+}
+
+/// `count` times the same matrix of pseudo-random bytes; scales stay finite because their upper bits are cleared.
+fn matrices(device: &CpuDevice, format: GgmlType, outputs: usize, count: usize) -> Vec<PackedMatrix> {
     let mut state = 1u64;
-    let mut bytes: Vec<u8> = (0..format.tensor_bytes(WIDTH, WIDTH).expect("whole blocks"))
+    let mut bytes: Vec<u8> = (0..format.tensor_bytes(outputs, WIDTH).expect("whole blocks"))
         .map(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 56) as u8
@@ -87,7 +163,8 @@ fn matrix(device: &CpuDevice, format: GgmlType) -> PackedMatrix {
             block[*at] &= 0xa7;
         }
     }
-    device.matrix(&WeightSource { format, rows: WIDTH, cols: WIDTH, bytes: &bytes }).expect("memory for a matrix")
+    let source = WeightSource { format, rows: outputs, cols: WIDTH, bytes: &bytes };
+    (0..count).map(|_| device.matrix(&source).expect("memory for a matrix")).collect()
 }
 
 fn rows(device: &CpuDevice, width: usize, rows: usize) -> CpuBuffer {
@@ -101,34 +178,33 @@ fn rows(device: &CpuDevice, width: usize, rows: usize) -> CpuBuffer {
 
 fn products(c: &mut Criterion) {
     let device = CpuDevice::new(CpuOptions::default()).expect("a CPU device");
-    let bandwidth = read_bandwidth(&device);
-    println!("{}; memory read {bandwidth:.1} GB/s", device.describe());
+    let mut reader = Reader::new(&device);
+    let (mut product_speeds, mut attention_speeds) = (Vec::new(), Vec::new());
     for format in FORMATS {
-        let bandwidth = read_bandwidth(&device).max(bandwidth);
+        reader.measure();
         let bytes = device.matrix_bytes(format, WIDTH, WIDTH);
-        let matrices: Vec<PackedMatrix> =
-            (0..ROTATION_BYTES.div_ceil(bytes)).map(|_| matrix(&device, format)).collect();
+        let rotation = matrices(&device, format, WIDTH, ROTATION_BYTES.div_ceil(bytes));
         let (x, mut out) = (rows(&device, WIDTH, 1), device.buffer(WIDTH, 1).expect("memory for a row"));
         let mut next = 0;
         let mut gemv = || {
-            next = (next + 1) % matrices.len();
-            device.linear(&x, &[&matrices[next]], &[None], &mut [&mut out]);
+            next = (next + 1) % rotation.len();
+            device.linear(&x, &[&rotation[next]], &[None], &mut [&mut out]);
         };
         let calls = TIMED_BYTES.div_ceil(bytes);
-        let seconds = shortest(60, || (0..calls).for_each(|_| gemv()));
-        let speed = (calls * bytes) as f64 / seconds / 1e9;
-        println!("share gemv {format}: {speed:.1} GB/s, {:.0} % of memory bandwidth", 100.0 * speed / bandwidth);
+        let seconds = shortest(|| (0..calls).for_each(|_| gemv()));
+        let gemv_gbs = (calls * bytes) as f64 / seconds / 1e9;
         let mut group = c.benchmark_group("gemv");
         group.throughput(Throughput::Bytes(bytes as u64));
         group.bench_function(BenchmarkId::from_parameter(format), |b| b.iter(&mut gemv));
         group.finish();
 
         let (x, mut out) =
-            (rows(&device, WIDTH, CHUNK_ROWS), device.buffer(WIDTH, CHUNK_ROWS).expect("memory for rows"));
-        let mut gemm = || device.linear(&x, &[&matrices[0]], &[None], &mut [&mut out]);
-        let operations = 2 * CHUNK_ROWS * WIDTH * WIDTH;
-        let speed = operations as f64 / shortest(20, &mut gemm) / 1e9;
-        println!("share gemm {format}: {speed:.0} GOP/s, {:.1} times the 150 asked for", speed / 150.0);
+            (rows(&device, WIDTH, CHUNK_ROWS), device.buffer(CHUNK_OUTPUTS, CHUNK_ROWS).expect("memory for rows"));
+        let matrix = &matrices(&device, format, CHUNK_OUTPUTS, 1)[0];
+        let mut gemm = || device.linear(&x, &[matrix], &[None], &mut [&mut out]);
+        let operations = 2 * CHUNK_ROWS * WIDTH * CHUNK_OUTPUTS;
+        let gemm_gops = operations as f64 / shortest(&mut gemm) / 1e9;
+        product_speeds.push(ProductSpeed { format, gemm_gops, gemv_gbs });
         let mut group = c.benchmark_group("gemm");
         group.throughput(Throughput::Elements(operations as u64));
         group.bench_function(BenchmarkId::from_parameter(format), |b| b.iter(&mut gemm));
@@ -138,6 +214,7 @@ fn products(c: &mut Criterion) {
     let layout = KvLayout { layers: 1, kv_heads: 8, head_dim: 128, kv_type: KvType::F16 };
     let shape = AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, scale: 128f32.powf(-0.5) };
     for depth in [2048, 8192] {
+        reader.measure();
         // Layers' worth of pages, so that they come from memory.
         let bytes = depth * layout.token_bytes();
         let copies = ROTATION_BYTES.div_ceil(bytes);
@@ -166,14 +243,14 @@ fn products(c: &mut Criterion) {
             device.attend(&pages, 0, &queries, shape, &batch, &mut out);
         };
         let calls = TIMED_BYTES.div_ceil(bytes);
-        let seconds = shortest(60, || (0..calls).for_each(|_| decode()));
-        let speed = (calls * bytes) as f64 / seconds / 1e9;
-        println!("share attention {depth}: {speed:.1} GB/s, {:.0} % of memory bandwidth", 100.0 * speed / bandwidth);
+        let seconds = shortest(|| (0..calls).for_each(|_| decode()));
+        attention_speeds.push(AttentionSpeed { depth, gbs: (calls * bytes) as f64 / seconds / 1e9 });
         let mut group = c.benchmark_group("attention");
         group.throughput(Throughput::Bytes(bytes as u64));
         group.bench_function(BenchmarkId::from_parameter(depth), |b| b.iter(&mut decode));
         group.finish();
     }
+    report(&device, reader.highest, &product_speeds, &attention_speeds);
 }
 
 criterion_group! {
