@@ -99,7 +99,13 @@ impl GgufFile {
     /// # Errors
     /// [`GgufError::Io`] if the file cannot be opened or mapped; every other variant if its content is wrong.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let map = MappedFile::open(path).map_err(|source| GgufError::Io { path: path.to_path_buf(), source })?;
+        let io = |source| GgufError::Io { path: path.to_path_buf(), source };
+        // Looked at before it is opened: opening a pipe waits for a writer, for ever if there is none.
+        let kind = std::fs::metadata(path).map_err(io)?;
+        if !kind.is_file() && !kind.is_dir() {
+            return Err(GgufError::NotAFile { path: path.to_path_buf() });
+        }
+        let map = MappedFile::open(path).map_err(io)?;
         Self::from_backing(Backing::Mapped(map))
     }
 

@@ -13,7 +13,7 @@ use crate::catalog::Catalog;
 use crate::http::auth::ApiKeys;
 use crate::http::drain::{Drain, Phase};
 use crate::http::host_rule::HostRule;
-use crate::http::json_body::BodyLimits;
+use crate::http::json_body::{BodyLimits, BodyMemory};
 use crate::sessions::Sessions;
 use crate::wire::error::{NotReady, ServerError};
 
@@ -46,6 +46,8 @@ pub struct ServerState {
     pub drain: Drain,
     /// Seconds since 1970 when the server started.
     pub started_at: u64,
+    /// Memory of the bodies that are being read and prepared.
+    pub bodies: BodyMemory,
     /// Places for prompts that are being prepared.
     pub preparing: Semaphore,
     catalog: OnceLock<Catalog>,
@@ -63,6 +65,7 @@ impl ServerState {
             sessions: Sessions::default(),
             drain,
             started_at: unix_seconds(),
+            bodies: BodyMemory::default(),
             preparing: Semaphore::new(PROMPTS_AT_A_TIME),
             catalog: OnceLock::new(),
             requests: AtomicU64::new(0),

@@ -11,6 +11,9 @@ pub enum GgufError {
     #[error("cannot read {}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
 
+    #[error("{} is a pipe, a socket or a device, not a file", path.display())]
+    NotAFile { path: PathBuf },
+
     #[error("not a GGUF file: it starts with the bytes {found:02x?} instead of \"GGUF\"")]
     BadMagic { found: [u8; 4] },
 

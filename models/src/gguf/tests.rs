@@ -100,6 +100,15 @@ fn a_mapped_file_equals_the_file_in_memory() {
     assert!(matches!(GgufFile::open(&path), Err(GgufError::TruncatedHeader { available: 0, .. })));
     assert!(matches!(GgufFile::open(&directory.path().join("absent")), Err(GgufError::Io { .. })));
     assert!(matches!(GgufFile::open(directory.path()), Err(GgufError::Io { .. })));
+    // A pipe without a writer would hold whoever opens it; sockets are refused the same way.
+    #[cfg(unix)]
+    {
+        let socket = directory.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for path in [socket.as_path(), Path::new("/dev/zero")] {
+            assert!(matches!(GgufFile::open(path), Err(GgufError::NotAFile { .. })), "{}", path.display());
+        }
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use plimsoll_runtime::engine::EngineConfig;
 use serde::Deserialize;
@@ -116,6 +116,8 @@ impl ServeFlags {
         if wanted.is_empty() {
             wanted.push(Wanted::Preset(DEFAULT_PRESET.to_owned()));
         }
+        let api_keys = if self.api_key.is_empty() { file.api_key } else { self.api_key };
+        refuse_unusable_keys(&api_keys)?;
         let defaults = ServingOptions::default();
         let body = BodyLimits::default();
         let body_mib = self.body_limit.or(file.body_limit).map(|mib| mib.get().saturating_mul(1024 * 1024));
@@ -127,7 +129,7 @@ impl ServeFlags {
             serving: ServingOptions {
                 host: self.host.or(file.host).unwrap_or(defaults.host),
                 port: self.port.or(file.port).unwrap_or(defaults.port),
-                api_keys: if self.api_key.is_empty() { file.api_key } else { self.api_key },
+                api_keys,
                 allowed_hosts: if self.allowed_host.is_empty() { file.allowed_host } else { self.allowed_host },
                 body: BodyLimits { bytes: body_mib.unwrap_or(body.bytes), ..body },
                 connections: defaults.connections,
@@ -143,6 +145,25 @@ impl ServeFlags {
             },
         })
     }
+}
+
+/// An empty key is a variable that was not set: serving without keys would open the door that was meant to be shut.
+/// White space around a key does not survive an HTTP header.
+fn refuse_unusable_keys(keys: &[String]) -> anyhow::Result<()> {
+    for (at, key) in keys.iter().enumerate() {
+        let place = at + 1;
+        if key.is_empty() {
+            bail!(
+                "API key {place} is empty; give a key, or leave out --api-key, PLIMSOLL_API_KEY and api_key to serve without keys"
+            );
+        }
+        if key.bytes().any(|byte| !byte.is_ascii_graphic()) {
+            bail!(
+                "API key {place} holds white space or characters that are not ASCII, which HTTP headers do not carry"
+            );
+        }
+    }
+    Ok(())
 }
 
 fn read_file(path: &Path) -> anyhow::Result<ServeFile> {
@@ -179,6 +200,17 @@ mod tests {
         assert_eq!(options.load.wanted, [Wanted::Model("a.gguf".into())]);
         let flags = ServeFlags { preset: vec!["demo".into()], ..ServeFlags::default() };
         assert_eq!(with_file(file, flags).unwrap().load.wanted, [Wanted::Preset("demo".into())]);
+    }
+
+    #[test]
+    fn a_key_that_is_empty_or_cannot_be_sent_is_refused_and_never_means_no_key() {
+        for key in ["", " ", " padded", "two words", "schlüssel", "line\n"] {
+            let flags = ServeFlags { api_key: vec!["good".into(), key.into()], ..ServeFlags::default() };
+            let error = flags.decide().unwrap_err().to_string();
+            assert!(error.contains("API key 2"), "{error}");
+            assert!(key.is_empty() || !error.contains(key.trim()) || key.trim().is_empty(), "the key is not shown");
+        }
+        assert!(with_file("api_key = [\"\"]", ServeFlags::default()).is_err());
     }
 
     #[test]

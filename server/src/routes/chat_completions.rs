@@ -35,7 +35,7 @@ pub async fn handle(
 ) -> Result<Response, ServerError> {
     state.catalog_for_work()?;
     let running = state.drain.request();
-    let mut fields = read_object(&headers, body, state.options.body).await?;
+    let (mut fields, body) = read_object(&headers, body, state.options.body, &state.bodies).await?;
     let model_id = fields.needed_string("model")?;
     let served = state.catalog_for_work()?.find(&model_id)?;
     let mut request = ChatRequest::read(fields, &served.parameter_defaults(), served.media)?;
@@ -45,6 +45,7 @@ pub async fn handle(
     let text = served.model.text.clone();
     let conversation = request.clone();
     let rendered = prepared(&state, move || text.render(conversation_of(&conversation))).await?;
+    drop(body);
     let parameters = &request.parameters;
     let granted = grant(
         &state,

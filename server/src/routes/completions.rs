@@ -35,7 +35,7 @@ pub async fn handle(
 ) -> Result<Response, ServerError> {
     state.catalog_for_work()?;
     let running = state.drain.request();
-    let mut fields = read_object(&headers, body, state.options.body).await?;
+    let (mut fields, body) = read_object(&headers, body, state.options.body, &state.bodies).await?;
     let model_id = fields.needed_string("model")?;
     let served = state.catalog_for_work()?.find(&model_id)?;
     let mut request = CompletionRequest::read(fields, &served.parameter_defaults())?;
@@ -56,6 +56,7 @@ pub async fn handle(
         Ok(prompts.into_iter().map(encode).collect::<Vec<_>>())
     })
     .await?;
+    drop(body);
     let parameters = &request.parameters;
     let mut granted = Vec::with_capacity(encoded.len());
     for prompt in encoded {

@@ -1,6 +1,8 @@
 //! `GET /v1/context` and `GET /v1/context/{session}`: the meters of live sessions, replies in progress included.
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::Uri;
 use axum::{Extension, Json};
 use plimsoll_runtime::budget::Meter;
 use plimsoll_runtime::engine::TenantId;
@@ -18,7 +20,9 @@ pub async fn list(State(state): State<SharedState>, Extension(tenant): Extension
 pub async fn one(
     State(state): State<SharedState>,
     Extension(tenant): Extension<TenantId>,
-    Path(session): Path<String>,
+    uri: Uri,
+    session: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Meter>, ServerError> {
+    let Ok(Path(session)) = session else { return Err(ServerError::UnknownSession(uri.path().to_owned())) };
     state.sessions.meter(tenant, &session).map(Json).ok_or(ServerError::UnknownSession(session))
 }

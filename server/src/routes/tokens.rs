@@ -6,6 +6,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::catalog::ServedModel;
@@ -56,13 +57,20 @@ async fn render(state: &ServerState, served: &ServedModel, mut fields: Fields) -
         .await
 }
 
+/// The answer of `/tokenize`, written without a detour over JSON values: a prompt may have millions of tokens.
+#[derive(Debug, Serialize)]
+pub struct Tokenized {
+    count: usize,
+    tokens: Vec<u32>,
+}
+
 /// `{model?, prompt | messages, tools?}` -> `{tokens, count}`.
 pub async fn tokenize(
     State(state): State<SharedState>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<Value>, ServerError> {
-    let mut fields = read_object(&headers, body, state.options.body).await?;
+) -> Result<Json<Tokenized>, ServerError> {
+    let (mut fields, _body) = read_object(&headers, body, state.options.body, &state.bodies).await?;
     let served = model_of(&state, &mut fields)?;
     let tokens = match fields.string("prompt")? {
         None => render(&state, served, fields).await?.tokens,
@@ -71,7 +79,7 @@ pub async fn tokenize(
             prepared(&state, move || Ok(text.encode(&prompt))).await?
         }
     };
-    Ok(Json(json!({"count": tokens.len(), "tokens": tokens})))
+    Ok(Json(Tokenized { count: tokens.len(), tokens }))
 }
 
 /// `{model?, tokens}` -> `{prompt}`.
@@ -80,12 +88,12 @@ pub async fn detokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ServerError> {
-    let mut fields = read_object(&headers, body, state.options.body).await?;
+    let (mut fields, _body) = read_object(&headers, body, state.options.body, &state.bodies).await?;
     let served = model_of(&state, &mut fields)?;
-    let text = &served.model.text;
+    let text = served.model.text.clone();
     let tokens = read_tokens(&mut fields, "tokens", text.vocab())?;
     let tokens = tokens.ok_or(ServerError::Missing { param: "tokens".into() })?;
-    let prompt = text.decode(&tokens);
+    let prompt = prepared(&state, move || Ok(text.decode(&tokens))).await?;
     Ok(Json(json!({"prompt": prompt})))
 }
 
@@ -95,7 +103,7 @@ pub async fn apply_template(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ServerError> {
-    let mut fields = read_object(&headers, body, state.options.body).await?;
+    let (mut fields, _body) = read_object(&headers, body, state.options.body, &state.bodies).await?;
     let served = model_of(&state, &mut fields)?;
     let rendered = render(&state, served, fields).await?;
     Ok(Json(json!({"prompt": rendered.text})))

@@ -64,10 +64,14 @@ pub enum ServerError {
     MalformedJson(String),
     #[error("The body nests deeper than 127 levels of JSON.")]
     NestedTooDeep,
-    #[error("The body must be JSON (content-type: application/json), found `{found}`.")]
-    NotJson { found: String },
+    #[error("The body must be JSON (content-type: application/json), found {}.", .found.as_ref().map_or("no content-type".to_owned(), |found| format!("`{found}`")))]
+    NotJson { found: Option<String> },
     #[error("The body is larger than the limit of {limit} bytes.")]
     BodyTooLarge { limit: usize },
+    #[error("The body holds more than {limit} JSON values.")]
+    TooManyValues { limit: usize },
+    #[error("The server is busy reading other large bodies.")]
+    BodiesInTheWay,
     #[error("The body did not arrive within {seconds} s.")]
     BodyTimeout { seconds: u64 },
     #[error("The connection broke while the body was read.")]
@@ -125,6 +129,26 @@ fn start(param: &str) -> String {
         Some(rest) => format!("The {rest}"),
         None => quoted,
     }
+}
+
+/// Longest text of an error, in characters. What a request sent wrongly is repeated in the text and can be megabytes.
+const MESSAGE_CHARS: usize = 1000;
+/// What stands for the middle of a text that is cut.
+const ELISION: &str = " … ";
+
+/// A text of at most [`MESSAGE_CHARS`]: the middle is left out, because sentences begin with what is wrong and end with
+/// what to do.
+fn without_middle(text: String) -> String {
+    if text.len() <= MESSAGE_CHARS {
+        return text;
+    }
+    let half = (MESSAGE_CHARS - ELISION.len()) / 2;
+    let Some((head_end, _)) = text.char_indices().nth(half) else { return text };
+    let Some((tail_start, _)) = text.char_indices().rev().nth(half) else { return text };
+    if tail_start <= head_end {
+        return text;
+    }
+    format!("{}{ELISION}{}", &text[..head_end], &text[tail_start..])
 }
 
 /// How an error looks on the wire.
@@ -186,7 +210,10 @@ impl ServerError {
             E::UnsupportedContent { param, .. } => Shape::invalid(Some(param), "unsupported_content"),
             E::MalformedJson(_) | E::NestedTooDeep | E::BodyBroken => Shape::invalid(None, "invalid_json"),
             E::NotJson { .. } => Shape::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, "unsupported_media_type"),
-            E::BodyTooLarge { .. } => Shape::request(StatusCode::PAYLOAD_TOO_LARGE, None, "request_too_large"),
+            E::BodyTooLarge { .. } | E::TooManyValues { .. } => {
+                Shape::request(StatusCode::PAYLOAD_TOO_LARGE, None, "request_too_large")
+            }
+            E::BodiesInTheWay => Shape::unavailable("server_is_overloaded", 2),
             E::BodyTimeout { .. } => Shape::request(StatusCode::REQUEST_TIMEOUT, None, "request_timeout"),
             E::UnknownModel { .. } => Shape::request(StatusCode::NOT_FOUND, Some("model"), "model_not_found"),
             E::UnknownSession(_) => Shape::request(StatusCode::NOT_FOUND, None, "session_not_found"),
@@ -244,7 +271,7 @@ impl ServerError {
         if matches!(self, Self::Overflow { .. }) {
             return message;
         }
-        without_window_words(message)
+        without_window_words(without_middle(message))
     }
 }
 
@@ -294,8 +321,11 @@ mod tests {
             E::UnsupportedContent { param: param(), kind: text() },
             E::MalformedJson(text()),
             E::NestedTooDeep,
-            E::NotJson { found: text() },
+            E::NotJson { found: Some(text()) },
+            E::NotJson { found: None },
             E::BodyTooLarge { limit: 1 },
+            E::TooManyValues { limit: 1 },
+            E::BodiesInTheWay,
             E::BodyTimeout { seconds: 30 },
             E::BodyBroken,
             E::UnknownModel { model: text(), known: text() },
@@ -342,6 +372,20 @@ mod tests {
                 "n_ctx": 65536, "n_prompt_tokens": 70000,
             }})
         );
+    }
+
+    #[test]
+    fn an_error_that_repeats_megabytes_is_short_quick_and_still_says_what_to_do() {
+        let started = std::time::Instant::now();
+        for piece in ["exceeds", "é", "too long max_tokens "] {
+            let error = ServerError::UnknownModel { model: piece.repeat(1 << 20), known: "demo".into() };
+            let body = error.body();
+            let message = body["error"]["message"].as_str().unwrap();
+            assert!(message.chars().count() <= MESSAGE_CHARS, "{}", message.chars().count());
+            assert!(message.starts_with("The model `"), "{message}");
+            assert!(message.ends_with("This server has: demo."), "{message}");
+        }
+        assert!(started.elapsed() < std::time::Duration::from_secs(5));
     }
 
     #[test]

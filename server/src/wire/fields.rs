@@ -80,9 +80,7 @@ impl Fields {
     /// clamp or refuse it like any other large number.
     pub fn integer(&mut self, field: &str, least: i64) -> Result<Option<i64>, ServerError> {
         let Some(value) = self.take(field) else { return Ok(None) };
-        let Some(number) = value.as_i64().or_else(|| value.as_u64().map(|_| i64::MAX)) else {
-            return self.wrong(field, "an integer", &value);
-        };
+        let Some(number) = whole(&value) else { return self.wrong(field, "an integer", &value) };
         if number < least {
             return Err(ServerError::BelowMinimum {
                 param: self.name(field),
@@ -138,12 +136,21 @@ impl Fields {
     }
 }
 
+/// The integer that a JSON number is. `1.0` is one, as JSON Schema has it; what is beyond `i64` counts as its nearest.
+fn whole(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_u64().map(|_| i64::MAX)).or_else(|| {
+        let number = value.as_f64()?;
+        // The conversion saturates.
+        (number.fract() == 0.0).then_some(number as i64)
+    })
+}
+
 /// What a JSON value is, in words.
 pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
-        Value::Number(number) if number.is_f64() => "a number with a fraction",
+        Value::Number(_) if whole(value).is_none() => "a number with a fraction",
         Value::Number(_) => "an integer",
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
@@ -178,13 +185,17 @@ mod tests {
 
     #[test]
     fn numbers_of_any_size_are_read_or_refused_and_never_wrap() {
-        for (text, expected) in
-            [("2147483647", 2147483647), ("9223372036854775807", i64::MAX), ("18446744073709551615", i64::MAX)]
-        {
+        for (text, expected) in [
+            ("2147483647", 2147483647),
+            ("9223372036854775807", i64::MAX),
+            ("18446744073709551615", i64::MAX),
+            ("1.0", 1),
+            ("1e300", i64::MAX),
+        ] {
             let mut f = fields(serde_json::from_str(&format!("{{\"n\": {text}}}")).unwrap());
             assert_eq!(f.integer("n", 1).unwrap(), Some(expected));
         }
-        for text in ["0", "-1", "-9223372036854775808", "1.5", "1e300", "\"1\"", "true", "[]"] {
+        for text in ["0", "-1", "-9223372036854775808", "1.5", "-1e300", "\"1\"", "true", "[]"] {
             let mut f = fields(serde_json::from_str(&format!("{{\"n\": {text}}}")).unwrap());
             assert!(f.integer("n", 1).is_err(), "{text}");
         }

@@ -111,8 +111,14 @@ fn read_message(value: Value, index: usize, media: Media, read: &mut ReadMessage
 }
 
 /// Unknown fields of list items are named once for the whole list.
+/// Most unknown fields that are named; there may be as many as a body has room for.
+const NAMED_UNKNOWN_LIMIT: usize = 64;
+
 fn note_unknown(fields: Fields, list: &str, read: &mut ReadMessages) {
     for name in fields.unknown() {
+        if read.ignored.len() >= NAMED_UNKNOWN_LIMIT {
+            return;
+        }
         let field = name.rsplit('.').next().unwrap_or(&name);
         let name = format!("{list}.{field}");
         if !read.ignored.contains(&name) {
@@ -321,6 +327,18 @@ mod tests {
         let replaced = read_messages(values, Media::Placeholder).unwrap();
         assert_eq!(replaced.messages[0].content, "[image]");
         assert_eq!(replaced.edits.len(), 1);
+    }
+
+    #[test]
+    fn any_number_of_unknown_fields_is_read_quickly_and_a_bounded_number_is_named() {
+        let mut message = json!({"role": "user", "content": "hi"});
+        for field in 0..200_000 {
+            message[format!("f{field}")] = json!(1);
+        }
+        let started = std::time::Instant::now();
+        let read = read(json!([message])).unwrap();
+        assert_eq!(read.ignored.len(), NAMED_UNKNOWN_LIMIT);
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub const CHOICES_LIMIT: u32 = 16;
 pub const STOP_STRINGS_LIMIT: usize = 16;
 /// Longest stop string, in bytes: what is held back from a stream is bounded by it.
 pub const STOP_STRING_BYTES_LIMIT: usize = 1024;
+/// Most strings that end a DRY match; each is a token that every step looks for.
+pub const DRY_BREAKERS_LIMIT: usize = 64;
 /// Most alternatives reported per token.
 pub const TOP_LOGPROBS_LIMIT: i64 = 20;
 
@@ -76,8 +78,8 @@ impl Parameters {
         read_sampling(fields, &mut sampling)?;
         sampling.logit_bias = read_logit_bias(fields, vocab)?;
         sampling.logprobs = read_logprobs(fields, logprobs_form)?;
-        let dry_breakers = strings(fields, "dry_sequence_breakers")?.unwrap_or_default();
-        let stop = read_stop(fields)?;
+        let dry_breakers = short_strings(fields, "dry_sequence_breakers", DRY_BREAKERS_LIMIT)?;
+        let stop = short_strings(fields, "stop", STOP_STRINGS_LIMIT)?;
         let stop_tokens = read_tokens(fields, "stop_token_ids", vocab)?.unwrap_or_default();
         let min_tokens = fields.integer("min_tokens", 0)?.map_or(0, |n| u32::try_from(n).unwrap_or(u32::MAX));
         let ignore_end = fields.boolean("ignore_eos")?.unwrap_or(false);
@@ -118,11 +120,22 @@ fn read_sampling(fields: &mut Fields, sampling: &mut SamplingParams) -> Result<(
     count("dry_allowed_length", 0, &mut sampling.dry_allowed_length)?;
     count("dry_penalty_last_n", -1, &mut sampling.dry_penalty_last_n)?;
     count("repeat_last_n", 0, &mut sampling.repeat_last_n)?;
-    sampling.seed = match fields.integer("seed", i64::MIN)? {
-        Some(seed) => seed as u64,
-        None => random_seed(),
-    };
+    sampling.seed = read_seed(fields)?;
     Ok(())
+}
+
+/// Every seed that fits 64 bits, signed or not, is a seed of its own; others are refused, because two of them must not
+/// mean the same.
+fn read_seed(fields: &mut Fields) -> Result<u64, ServerError> {
+    match fields.take("seed") {
+        None => Ok(random_seed()),
+        Some(value) => {
+            value.as_i64().map(|seed| seed as u64).or_else(|| value.as_u64()).ok_or_else(|| ServerError::InvalidValue {
+                param: fields.name("seed"),
+                reason: format!("must be an integer of 64 bits, found {value}"),
+            })
+        }
+    }
 }
 
 fn random_seed() -> u64 {
@@ -144,11 +157,11 @@ fn read_logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>,
     };
     let mut biases = Vec::with_capacity(map.len());
     for (key, value) in map {
-        let token = key.parse::<u32>().ok().filter(|token| (*token as usize) < vocab).ok_or_else(|| {
-            ServerError::InvalidValue {
-                param: param.clone(),
-                reason: format!("must have token ids below {vocab} as keys, found `{key}`"),
-            }
+        // Only the plain spelling: `5`, `05` and `+5` would be three biases of one token.
+        let plain = |token: &u32| (*token as usize) < vocab && token.to_string() == key;
+        let token = key.parse::<u32>().ok().filter(plain).ok_or_else(|| ServerError::InvalidValue {
+            param: param.clone(),
+            reason: format!("must have token ids below {vocab} as keys, found `{key}`"),
         })?;
         let bias =
             value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)).ok_or_else(|| ServerError::InvalidValue {
@@ -211,20 +224,21 @@ fn strings(fields: &mut Fields, field: &str) -> Result<Option<Vec<String>>, Serv
         .map(Some)
 }
 
-fn read_stop(fields: &mut Fields) -> Result<Vec<String>, ServerError> {
-    let param = fields.name("stop");
-    let stop = strings(fields, "stop")?.unwrap_or_default();
+/// Takes a string or a list of at most `limit` strings, each with something in it and of a bounded length.
+fn short_strings(fields: &mut Fields, field: &str, limit: usize) -> Result<Vec<String>, ServerError> {
+    let param = fields.name(field);
+    let found = strings(fields, field)?.unwrap_or_default();
     let invalid = |reason: String| Err(ServerError::InvalidValue { param, reason });
-    if stop.len() > STOP_STRINGS_LIMIT {
-        return invalid(format!("must hold at most {STOP_STRINGS_LIMIT} strings, found {}", stop.len()));
+    if found.len() > limit {
+        return invalid(format!("must hold at most {limit} strings, found {}", found.len()));
     }
-    if stop.iter().any(String::is_empty) {
+    if found.iter().any(String::is_empty) {
         return invalid("must not hold an empty string".into());
     }
-    if let Some(long) = stop.iter().find(|text| text.len() > STOP_STRING_BYTES_LIMIT) {
+    if let Some(long) = found.iter().find(|text| text.len() > STOP_STRING_BYTES_LIMIT) {
         return invalid(format!("must hold strings of at most {STOP_STRING_BYTES_LIMIT} bytes, found {}", long.len()));
     }
-    Ok(stop)
+    Ok(found)
 }
 
 /// Takes an array of token ids below `vocab`.
@@ -314,6 +328,12 @@ mod tests {
             (json!({"logprobs": true, "top_logprobs": 21}), "integer_above_max_value", "top_logprobs"),
             (json!({"logit_bias": {"100": 1}}), "invalid_value", "logit_bias"),
             (json!({"logit_bias": {"1": 101}}), "invalid_value", "logit_bias"),
+            (json!({"logit_bias": {"05": 1}}), "invalid_value", "logit_bias"),
+            (json!({"logit_bias": {"+5": 1}}), "invalid_value", "logit_bias"),
+            (json!({"seed": 1e30}), "invalid_value", "seed"),
+            (json!({"seed": 1.5}), "invalid_value", "seed"),
+            (json!({"dry_sequence_breakers": vec!["x"; 65]}), "invalid_value", "dry_sequence_breakers"),
+            (json!({"dry_sequence_breakers": ["x".repeat(1025)]}), "invalid_value", "dry_sequence_breakers"),
             (json!({"logit_bias": []}), "invalid_type", "logit_bias"),
             (json!({"stop_token_ids": [100]}), "invalid_value", "stop_token_ids[0]"),
             (json!({"response_format": {"type": "json_schema"}}), "unsupported_value", "response_format"),

@@ -99,3 +99,19 @@ async fn a_default_server_listens_on_loopback_alone() {
     let server = start(always("ok")).await;
     assert!(server.address.ip().is_loopback());
 }
+
+#[tokio::test]
+async fn a_path_that_is_no_utf_8_names_nothing_and_is_answered_in_the_errors_envelope() {
+    let server = start(always("ok")).await;
+    assert_eq!(server.get("/v1/context/%ff").await.error(), (404, "session_not_found".into(), None));
+    assert_eq!(server.get("/v1/models/%ff").await.error(), (404, "model_not_found".into(), Some("model".into())));
+}
+
+#[tokio::test]
+async fn a_model_name_made_of_a_full_windows_words_is_answered_at_once() {
+    let server = start(always("ok")).await;
+    let started = std::time::Instant::now();
+    let answer = server.post("/v1/chat/completions", json!({"model": "exceeds".repeat(1 << 20), "messages": []})).await;
+    assert_eq!(answer.error(), (404, "model_not_found".into(), Some("model".into())));
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
