@@ -21,6 +21,9 @@ pub enum TokenizerError {
     #[error("tokenizer.ggml.tokens has {found} entries; 1 to {limit} are possible")]
     VocabularySize { found: usize, limit: usize },
 
+    #[error("token {id} of tokenizer.ggml.tokens has {found} bytes; at most {limit} are possible")]
+    PieceTooLong { id: usize, found: usize, limit: usize },
+
     #[error("tokenizer.ggml.token_type says {found} for token {id}; the types are 1 to 6")]
     UnknownTokenType { id: usize, found: i64 },
 

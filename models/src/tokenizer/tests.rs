@@ -8,6 +8,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 
+use super::vocabulary::MAX_PIECE_BYTES;
 use super::*;
 use crate::gguf::writer::{Value, Writer};
 use crate::template::{ChatTemplate, TemplateOptions};
@@ -266,6 +267,20 @@ fn unknown_algorithms_are_refused_by_name() {
     assert!(message(&writer).starts_with("tokenizer.ggml.model \"wordpiece\" is not supported"));
     writer.metadata.remove(0);
     assert!(message(&writer).contains("tokenizer.ggml.model"));
+}
+
+#[test]
+fn an_absurdly_long_piece_is_refused_with_its_length() {
+    let mut writer = byte_level_writer("qwen2");
+    let tokens = writer.metadata.iter_mut().find(|(key, _)| key == "tokenizer.ggml.tokens").unwrap();
+    let Value::Strings(pieces) = &mut tokens.1 else { panic!("tokens are strings") };
+    pieces[5] = "a".repeat(MAX_PIECE_BYTES);
+    assert!(!matches!(build(&writer), Err(TokenizerError::PieceTooLong { .. })));
+    let tokens = writer.metadata.iter_mut().find(|(key, _)| key == "tokenizer.ggml.tokens").unwrap();
+    let Value::Strings(pieces) = &mut tokens.1 else { panic!("tokens are strings") };
+    pieces[5].push('a');
+    let found = build(&writer);
+    assert!(matches!(found, Err(TokenizerError::PieceTooLong { id: 5, found: 4097, limit: 4096 })), "{found:?}");
 }
 
 #[test]

@@ -14,6 +14,10 @@ use super::sentencepiece;
 /// Most tokens; four times the largest published vocabulary.
 const MAX_TOKENS: usize = 1 << 20;
 
+/// Longest piece, in bytes; the longest published ones, runs of spaces, have some hundreds. Rebuilding merges looks at
+/// every way to cut a piece in two, so an absurd one would take hours.
+pub(super) const MAX_PIECE_BYTES: usize = 4096;
+
 /// What a token is (`tokenizer.ggml.token_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
@@ -79,6 +83,9 @@ impl Vocabulary {
         let mut names = HashMap::new();
         offsets.push(0);
         for (id, (piece, kind)) in pieces.zip(&kinds).enumerate() {
+            if piece.len() > MAX_PIECE_BYTES {
+                return Err(TokenizerError::PieceTooLong { id, found: piece.len(), limit: MAX_PIECE_BYTES });
+            }
             match (kind, spelling) {
                 (TokenKind::Normal, Spelling::ByteLevel) => byte_level::decode(piece, &mut bytes),
                 (TokenKind::UserDefined, Spelling::ByteLevel) => bytes.extend(piece.as_bytes()),

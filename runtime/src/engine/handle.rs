@@ -29,6 +29,9 @@ pub(super) enum Command {
     Shutdown,
 }
 
+/// What a drain without end waits for, where the clock cannot hold the time that was asked for: a year.
+const LONGEST_DRAIN: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// How a drain ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
@@ -95,7 +98,9 @@ impl EngineHandle {
     /// cancelled. The engine stays in the state [`EngineState::Draining`].
     pub async fn drain(&self, timeout: Duration) -> DrainReport {
         let (done, report) = oneshot::channel();
-        let _ = self.commands.send(Command::Drain { deadline: Instant::now() + timeout, done });
+        let now = Instant::now();
+        let deadline = now.checked_add(timeout).unwrap_or(now + LONGEST_DRAIN);
+        let _ = self.commands.send(Command::Drain { deadline, done });
         report.await.unwrap_or(DrainReport { cut_off: 0 })
     }
 

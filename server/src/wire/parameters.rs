@@ -12,7 +12,7 @@ use super::fields::{Fields, kind};
 /// Most choices of one request. Each holds a sequence of its own for its whole life.
 pub const CHOICES_LIMIT: u32 = 16;
 /// Most stop strings of one request.
-pub const STOP_STRINGS_LIMIT: usize = 16;
+pub const STOP_STRINGS_LIMIT: usize = plimsoll_runtime::stop_strings::MOST_STOP_STRINGS;
 /// Longest stop string, in bytes: what is held back from a stream is bounded by it.
 pub const STOP_STRING_BYTES_LIMIT: usize = 1024;
 /// Most strings that end a DRY match; each is a token that every step looks for.
@@ -80,7 +80,10 @@ impl Parameters {
         sampling.logprobs = read_logprobs(fields, logprobs_form)?;
         let dry_breakers = short_strings(fields, "dry_sequence_breakers", DRY_BREAKERS_LIMIT)?;
         let stop = short_strings(fields, "stop", STOP_STRINGS_LIMIT)?;
-        let stop_tokens = read_tokens(fields, "stop_token_ids", vocab)?.unwrap_or_default();
+        let mut stop_tokens = read_tokens(fields, "stop_token_ids", vocab)?.unwrap_or_default();
+        // Every generated token is looked for among them.
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
         let min_tokens = fields.integer("min_tokens", 0)?.map_or(0, |n| u32::try_from(n).unwrap_or(u32::MAX));
         let ignore_end = fields.boolean("ignore_eos")?.unwrap_or(false);
         refuse_what_needs_a_grammar(fields)?;
