@@ -198,10 +198,10 @@ fn table(budget: &Budget) -> String {
         writeln!(text, "{name:<12} {:>8}  {share:>5.1} %  {what}", tokens.0).expect("a string takes everything");
     };
     row("window", budget.window, "prompt and reply together");
-    row("effective", budget.effective, "window - summary - safety: what percentages refer to");
+    row("effective", budget.effective, "window - summary - safety: what levels refer to");
     row("economy", budget.economy, "from here the model is told to be frugal");
     row("checkpoint", budget.checkpoint, "from here it is told to keep its facts in order");
-    row("compaction", budget.compaction, "from here the session is summarised");
+    row("compaction", budget.compaction, "from here a session will be summarised (not in this version)");
     row("response", budget.response, "cap of one reply");
     row("summary", budget.summary, "most output of a summary");
     row("summary_min", budget.summary_min, "least output of a summary");

@@ -21,7 +21,7 @@ use crate::preset_budget::preset_budget;
 #[command(after_help = "\
 Examples:
   plimsoll doctor
-  plimsoll doctor --json | jq '.presets[] | select(.fits) | .name'")]
+  plimsoll doctor --json | jq '.presets[] | select(.fits and .supported != false) | .name'")]
 pub struct Doctor {
     /// Print JSON instead of text.
     #[arg(long)]

@@ -20,7 +20,7 @@ use crate::serving::{BoundServer, Ended};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   plimsoll serve
-  plimsoll serve --preset local-robust-27b --api-key \"$KEY\"
+  plimsoll serve --preset demo --api-key \"$KEY\"
   plimsoll serve --model ./model.gguf --window 16384 --port 0
   plimsoll serve --simulate script.json
 

@@ -50,7 +50,7 @@ pub struct ServeFlags {
     /// Window of models served without a preset, in tokens [default: what the model was made for, at most 8192].
     #[arg(long, alias = "ctx", value_name = "TOKENS")]
     pub window: Option<u32>,
-    /// Full windows the K/V cache has room for [default: 2].
+    /// Full windows the K/V cache has room for [default: 4, fewer where memory is short].
     #[arg(long, value_name = "WINDOWS")]
     pub cache_windows: Option<NonZeroUsize>,
     /// Requests that may wait; one more is answered with 429 [default: 64].
