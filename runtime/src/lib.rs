@@ -6,6 +6,7 @@
 //! - [`prefix_index`]: which tokens are cached on which pages.
 //! - [`executor`]: the contract between the engine and something that computes logits.
 //! - [`model_executor`]: an architecture on a device behind it.
+//! - [`model_text`]: what tokens mean: rendering, splitting, the text side of a model.
 //! - [`simulated`]: scripted replies behind the same contract.
 //! - [`verify`]: a model against itself and against reference logits.
 //! - [`sampler`]: from logits to a token.
@@ -18,6 +19,7 @@ pub mod engine;
 pub mod executor;
 pub mod memory_plan;
 pub mod model_executor;
+pub mod model_text;
 pub mod page_pool;
 pub mod prefix_index;
 pub mod sampler;

@@ -10,11 +10,11 @@ use plimsoll_runtime::engine::{EngineHandle, SamplingParams};
 
 use serde_json::{Map, Value};
 
-use crate::generate::model_text::ModelText;
 use crate::wire::error::ServerError;
 use crate::wire::messages::Media;
 use crate::wire::model_list::ListedModel;
 use crate::wire::parameters::ParameterDefaults;
+use plimsoll_runtime::model_text::ModelText;
 
 /// A model that is loaded and running.
 #[derive(Clone)]

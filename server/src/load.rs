@@ -26,10 +26,10 @@ use plimsoll_runtime::simulated::{SimulatedExecutor, SimulatedLimits, Simulation
 use serde_json::{Map, Value};
 
 use crate::catalog::{Catalog, LoadedModel, ServedModel};
-use crate::generate::file_text::FileText;
-use crate::generate::simulated_text::SimulatedText;
 use crate::preset_budget::preset_budget;
 use crate::wire::messages::Media;
+use plimsoll_runtime::model_text::FileText;
+use plimsoll_runtime::model_text::SimulatedText;
 
 /// Window of a model that is served without a preset and without being told, in tokens.
 const DEFAULT_WINDOW: usize = 8192;

@@ -7,9 +7,9 @@ use plimsoll_runtime::detokenizer::Detokenizer;
 use plimsoll_runtime::engine::FinishReason;
 use plimsoll_runtime::stop_strings::StopStrings;
 
-use super::model_text::{SplitPiece, Splitter};
 use crate::wire::chat_request::ParallelCalls;
 use crate::wire::reply::{ChoiceUpdate, Finish, Piece, TokenReport};
+use plimsoll_runtime::model_text::{SplitPiece, Splitter};
 
 /// One choice while it is generated.
 pub struct ChoicePipeline {
@@ -209,8 +209,8 @@ fn call_id() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::model_text::PlainSplitter;
     use crate::wire::reply::WholeChoice;
+    use plimsoll_runtime::model_text::PlainSplitter;
     use proptest::prelude::*;
 
     fn run(chunks: &[&[u8]], stops: &[&str], reason: FinishReason) -> (WholeChoice, u32) {

@@ -3,9 +3,6 @@
 //! token -> bytes -> UTF-8 -> stop strings -> reasoning / tool calls -> wire. Each stage holds back only what could
 //! still change meaning. Streams and whole answers are made of the same updates, so they are equal.
 //!
-//! - [`model_text`]: what a model's tokens mean; the only part that differs between models.
-//! - [`file_text`]: the text side of a model file.
-//! - [`simulated_text`]: the text side of the simulated engine.
 //! - [`choice`]: the pipeline of one choice.
 //! - [`reply`]: all choices of one prompt, as the engine generates them.
 //! - [`submit`]: the budget, the session and the engine, in this order.
@@ -13,8 +10,5 @@
 
 pub mod choice;
 pub mod deliver;
-pub mod file_text;
-pub mod model_text;
 pub mod reply;
-pub mod simulated_text;
 pub mod submit;

@@ -10,11 +10,11 @@ use futures_util::stream::{BoxStream, StreamExt, unfold};
 use plimsoll_runtime::engine::{Event, Generation, Terminal, TokenOut};
 
 use super::choice::ChoicePipeline;
-use super::model_text::ModelText;
 use crate::http::drain::{Drain, Phase};
 use crate::sessions::LiveCounts;
 use crate::wire::error::ServerError;
 use crate::wire::reply::{ChoiceUpdate, Progress, TokenReport};
+use plimsoll_runtime::model_text::ModelText;
 
 /// What a reply says next.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,7 +10,6 @@ use plimsoll_runtime::engine::{CachePolicy, GenerationRequest, TenantId};
 use plimsoll_runtime::stop_strings::StopStrings;
 
 use super::choice::ChoicePipeline;
-use super::model_text::Splitter;
 use super::reply::Reply;
 use crate::catalog::ServedModel;
 use crate::sessions::{LiveCounts, Reading};
@@ -18,6 +17,7 @@ use crate::state::ServerState;
 use crate::wire::chat_request::ParallelCalls;
 use crate::wire::error::ServerError;
 use crate::wire::parameters::Parameters;
+use plimsoll_runtime::model_text::Splitter;
 
 /// How long a request may wait for the engine's verdict before it counts as under way.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(1);

@@ -14,7 +14,6 @@ use serde_json::Value;
 
 use super::tokens::prepared;
 use crate::generate::deliver::{Delivery, ReplyFormat, stream, whole};
-use crate::generate::model_text::Conversation;
 use crate::generate::reply::Counted;
 use crate::generate::submit::{Prepared, grant, submit};
 use crate::http::json_body::read_object;
@@ -25,6 +24,7 @@ use crate::wire::chat_response::ChatHead;
 use crate::wire::error::ServerError;
 use crate::wire::reply::{ChoiceUpdate, Progress, Tail, WholeChoice};
 use crate::wire::usage::Usage;
+use plimsoll_runtime::model_text::Conversation;
 
 /// Answers a chat completion.
 pub async fn handle(
@@ -44,7 +44,7 @@ pub async fn handle(
 
     let text = served.model.text.clone();
     let conversation = request.clone();
-    let rendered = prepared(&state, move || text.render(conversation_of(&conversation))).await?;
+    let rendered = prepared(&state, move || Ok(text.render(conversation_of(&conversation))?)).await?;
     drop(body);
     let parameters = &request.parameters;
     let granted = grant(

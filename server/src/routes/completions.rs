@@ -14,7 +14,6 @@ use serde_json::Value;
 use super::chat_completions::{context_headers, event_stream, ignored_header, usage};
 use super::tokens::prepared;
 use crate::generate::deliver::{Delivery, ReplyFormat, stream, whole};
-use crate::generate::model_text::PlainSplitter;
 use crate::generate::reply::Counted;
 use crate::generate::submit::{Prepared, grant, submit};
 use crate::http::json_body::read_object;
@@ -25,6 +24,7 @@ use crate::wire::completion_request::{CompletionRequest, RawPrompt};
 use crate::wire::completion_response::CompletionHead;
 use crate::wire::error::ServerError;
 use crate::wire::reply::{ChoiceUpdate, Piece, Progress, Tail, WholeChoice};
+use plimsoll_runtime::model_text::PlainSplitter;
 
 /// Answers a raw completion. All prompts are admitted by the budget before any of them runs.
 pub async fn handle(

@@ -10,7 +10,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::catalog::ServedModel;
-use crate::generate::model_text::{Conversation, Rendered};
 use crate::http::json_body::read_object;
 use crate::state::{ServerState, SharedState};
 use crate::wire::chat_request::{ToolChoice, read_template_variables, read_tool_choice};
@@ -18,6 +17,7 @@ use crate::wire::error::ServerError;
 use crate::wire::fields::Fields;
 use crate::wire::messages::{read_messages, read_tools};
 use crate::wire::parameters::read_tokens;
+use plimsoll_runtime::model_text::{Conversation, Rendered};
 
 /// Runs work for a processor aside, so that sockets are not kept waiting, a few at a time.
 pub async fn prepared<T: Send + 'static>(
@@ -53,8 +53,10 @@ async fn render(state: &ServerState, served: &ServedModel, mut fields: Fields) -
     let mut variables = read_template_variables(&mut fields)?;
     served.complete_variables(&mut variables);
     let text = served.model.text.clone();
-    prepared(state, move || text.render(Conversation { messages: &messages, tools: &tools, variables: &variables }))
-        .await
+    prepared(state, move || {
+        Ok(text.render(Conversation { messages: &messages, tools: &tools, variables: &variables })?)
+    })
+    .await
 }
 
 /// The answer of `/tokenize`, written without a detour over JSON values: a prompt may have millions of tokens.

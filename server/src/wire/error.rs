@@ -9,6 +9,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_runtime::engine::Reject;
+use plimsoll_runtime::model_text::TextError;
 use serde_json::{Value, json};
 
 /// Words by which coding agents recognise a full window, in lower case. No error but the overflow contains one.
@@ -299,6 +300,16 @@ impl IntoResponse for ServerError {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl From<TextError> for ServerError {
+    fn from(error: TextError) -> Self {
+        match error {
+            TextError::NoTemplate => Self::Template("the model file has none; use /v1/completions".into()),
+            TextError::NoToolFormat => Self::UnsupportedParameter { param: "tools".into(), reason: error.to_string() },
+            TextError::Template(reason) => Self::Template(reason),
+        }
     }
 }
 

@@ -1,13 +1,39 @@
-//! What a model's tokens mean: the border between the server and a model's tokenizer, template and dialect.
+//! What a model's tokens mean: the border between conversations and a model's tokenizer, template and dialect.
 //!
-//! Two things stand behind it: a model file's own text side, and the plain text side of the simulated engine. Types
-//! and contracts only.
+//! Two things stand behind it: [`FileText`], the text side of a model file, and [`SimulatedText`], the plain text side
+//! of the simulated engine. Types and contracts only.
+
+mod file_text;
+mod simulated_text;
 
 use plimsoll_models::chat::{Message, Tool};
 use plimsoll_models::dialect::ToolsOffered;
 use serde_json::{Map, Value};
 
-use crate::wire::error::ServerError;
+pub use file_text::FileText;
+pub use simulated_text::SimulatedText;
+
+/// Why a conversation cannot be rendered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum TextError {
+    #[error("the model file has no chat template")]
+    NoTemplate,
+    #[error("this model has no format for tools")]
+    NoToolFormat,
+    #[error("{0}")]
+    Template(String),
+}
+
+/// A simulation script names a dialect that is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the dialect `{found}` is not known; known are {known}")]
+pub struct UnknownDialect {
+    /// The word in the script.
+    pub found: String,
+    /// All that would have been understood.
+    pub known: String,
+}
 
 /// A conversation to render.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +105,7 @@ pub trait ModelText: Send + Sync {
     /// Tokens that must never be generated.
     fn banned(&self) -> &[u32];
     /// A conversation as the model's prompt.
-    fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, ServerError>;
+    fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, TextError>;
     /// A raw prompt as tokens, with the beginning the model expects. It is a whole prompt, not somebody's message:
     /// special tokens written out in it are meant.
     fn encode(&self, text: &str) -> Vec<u32>;

@@ -9,8 +9,7 @@ use plimsoll_models::template::{ChatTemplate, RenderedPrompt, TemplateOptions};
 use plimsoll_models::tokenizer::{ControlTokens, Tokenizer};
 use serde_json::{Map, Value};
 
-use super::model_text::{Conversation, ModelText, Rendered, SplitPiece, Splitter};
-use crate::wire::error::ServerError;
+use super::{Conversation, ModelText, Rendered, SplitPiece, Splitter, TextError};
 
 /// The text side of one model file.
 #[derive(Debug)]
@@ -40,12 +39,9 @@ pub(super) fn render_with(
     template: &ChatTemplate,
     dialect: &Dialect,
     conversation: Conversation<'_>,
-) -> Result<RenderedPrompt, ServerError> {
+) -> Result<RenderedPrompt, TextError> {
     if !conversation.tools.is_empty() && !dialect.tool_prompt_supported() {
-        return Err(ServerError::UnsupportedParameter {
-            param: "tools".into(),
-            reason: "this model has no format for tools".into(),
-        });
+        return Err(TextError::NoToolFormat);
     }
     let messages: Vec<_> =
         conversation.messages.iter().cloned().map(|message| dialect.split_history(message)).collect();
@@ -62,7 +58,7 @@ pub(super) fn render_with(
     let options = TemplateOptions { add_generation_prompt: true, enable_thinking, variables, now: None };
     template
         .render(&prepared.messages, &prepared.tools, &options)
-        .map_err(|error| ServerError::Template(error.to_string()))
+        .map_err(|error| TextError::Template(error.to_string()))
 }
 
 impl ModelText for FileText {
@@ -78,9 +74,9 @@ impl ModelText for FileText {
         &self.banned
     }
 
-    fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, ServerError> {
+    fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, TextError> {
         let Some(template) = &self.template else {
-            return Err(ServerError::Template("the model file has none; use /v1/completions".into()));
+            return Err(TextError::NoTemplate);
         };
         let prompt = render_with(template, &self.dialect, conversation)?;
         Ok(Rendered { tokens: self.tokenizer.encode_prompt(&prompt), text: prompt.text() })

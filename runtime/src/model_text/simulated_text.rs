@@ -2,15 +2,13 @@
 //!
 //! Owns the codec of simulated tokens; template and dialect are those of real models. A script names its dialect.
 
-use anyhow::{Context, bail};
 use plimsoll_models::dialect::{Dialect, DialectName, ReasoningStyle, ToolsOffered};
 use plimsoll_models::template::{CHATML, ChatTemplate, unescape};
 use plimsoll_models::tokenizer::SpecialTokens;
-use plimsoll_runtime::simulated::{self, CONTROL_TOKENS, END_OF_TEXT, IM_END, VOCABULARY};
 
 use super::file_text::{DialectSplitter, render_with};
-use super::model_text::{Conversation, ModelText, Rendered, Splitter};
-use crate::wire::error::ServerError;
+use super::{Conversation, ModelText, Rendered, Splitter, TextError, UnknownDialect};
+use crate::simulated::{self, CONTROL_TOKENS, END_OF_TEXT, IM_END, VOCABULARY};
 
 /// What ends a simulated reply.
 const END_TOKENS: [u32; 2] = [IM_END, END_OF_TEXT];
@@ -25,10 +23,13 @@ pub struct SimulatedText {
 
 impl SimulatedText {
     /// The text side for a script's dialect: `hermes`, `chatml` or `plain`.
-    pub fn new(dialect: &str) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// Another word, with the known ones.
+    pub fn new(dialect: &str) -> Result<Self, UnknownDialect> {
         let Some(name) = DialectName::from_word(dialect) else {
             let known = DialectName::ALL.map(DialectName::as_str).join(", ");
-            bail!("the dialect `{dialect}` is not known; known are {known}");
+            return Err(UnknownDialect { found: dialect.to_owned(), known });
         };
         // The built-in template lists no tools, so that both tool dialects describe them in the system message.
         let (name, reasoning) = match name {
@@ -37,7 +38,7 @@ impl SimulatedText {
         };
         let structure = SpecialTokens::new(CONTROL_TOKENS);
         let template =
-            ChatTemplate::from_source(CHATML, None, None, structure.clone()).context("the built-in template")?;
+            ChatTemplate::from_source(CHATML, None, None, structure.clone()).expect("the built-in template compiles");
         Ok(Self { template, dialect: Dialect::new(name, reasoning), structure })
     }
 
@@ -74,7 +75,7 @@ impl ModelText for SimulatedText {
         &[]
     }
 
-    fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, ServerError> {
+    fn render(&self, conversation: Conversation<'_>) -> Result<Rendered, TextError> {
         let prompt = render_with(&self.template, &self.dialect, conversation)?;
         Ok(Rendered { tokens: self.encode_escaped(prompt.escaped()), text: prompt.text() })
     }
