@@ -2,28 +2,28 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, header};
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::http::HeaderMap;
+use axum::response::Response;
 use plimsoll_models::chat::{Message, Role, ToolCall};
 use plimsoll_models::dialect::ToolsOffered;
 use plimsoll_runtime::engine::TenantId;
 use serde_json::Value;
 
+use super::answer::{About, answer};
 use super::tokens::prepared;
-use crate::generate::deliver::{Delivery, ReplyFormat, stream, whole};
+use crate::generate::deliver::{Delivery, ReplyFormat};
 use crate::generate::reply::Counted;
 use crate::generate::submit::{Prepared, grant, submit};
 use crate::http::json_body::read_object;
-use crate::sessions::{Reading, SessionId, named_session};
+use crate::sessions::named_session;
 use crate::state::{SharedState, unix_seconds, wire_id};
 use crate::wire::chat_request::{self, ChatRequest};
 use crate::wire::chat_response::ChatHead;
 use crate::wire::error::ServerError;
 use crate::wire::reply::{ChoiceUpdate, Progress, Tail, WholeChoice};
-use crate::wire::usage::Usage;
 use plimsoll_runtime::model_text::Conversation;
 
 /// Answers a chat completion.
@@ -69,19 +69,19 @@ pub async fn handle(
     let chain = state.sessions.chain(tenant, &served.id, &request.messages);
     let session = state.sessions.open(tenant, name.as_deref(), &chain);
     state.sessions.admitted(&session, reading.clone());
+    let about = About { session, reading };
 
     let include_usage = matches!(request.delivery, chat_request::Delivery::Stream { include_usage: true });
     let head = ChatHead { id: wire_id("chatcmpl-"), created: unix_seconds(), model: model_id, include_usage };
     let ending = {
-        let (state, request, session, reading, model) =
-            (state.clone(), request.clone(), session.clone(), reading.clone(), served.id.clone());
+        let (state, request, about, model) = (state.clone(), request.clone(), about.clone(), served.id.clone());
         Box::new(move |counted: &[Counted], first: &WholeChoice| {
             let mut said = request.messages.clone();
             said.push(assistant_message(first));
             if let Some(end) = state.sessions.chain(tenant, &model, &said).last() {
-                state.sessions.reply_said(&session, tenant, *end);
+                state.sessions.reply_said(&about.session, tenant, *end);
             }
-            tail(&request, &reading, &session, counted)
+            about.tail(counted, &request.extensions, &request.warnings)
         })
     };
     let delivery = Delivery {
@@ -91,13 +91,7 @@ pub async fn handle(
         ending,
         guard: Box::new(running),
     };
-    let mut response = match request.delivery {
-        chat_request::Delivery::Whole => Json(whole(delivery).await?).into_response(),
-        chat_request::Delivery::Stream { .. } => event_stream(stream(delivery, state.options.silence)),
-    };
-    context_headers(response.headers_mut(), &reading, &session);
-    ignored_header(response.headers_mut(), &request.ignored);
-    Ok(response)
+    answer(&state, delivery, request.delivery, &about, &request.ignored).await
 }
 
 fn conversation_of(request: &ChatRequest) -> Conversation<'_> {
@@ -113,68 +107,6 @@ fn assistant_message(choice: &WholeChoice) -> Message {
         .map(|(id, name, arguments)| ToolCall { id: id.clone(), name: name.clone(), arguments: arguments.clone() })
         .collect();
     message
-}
-
-fn tail(request: &ChatRequest, reading: &Reading, session: &SessionId, counted: &[Counted]) -> Tail {
-    Tail {
-        usage: usage(counted),
-        context: serde_json::to_value(reading.meter(session)).unwrap_or_default(),
-        warnings: request.warnings.clone(),
-        user: request.extensions.user.clone(),
-        metadata: request.extensions.metadata.clone(),
-    }
-}
-
-/// The sum over all prompts of a request.
-pub(super) fn usage(counted: &[Counted]) -> Usage {
-    let sum = |number: fn(&Counted) -> u32| counted.iter().map(number).sum();
-    Usage::new(
-        sum(|counted| counted.prompt),
-        sum(|counted| counted.cached),
-        sum(|counted| counted.completion),
-        sum(|counted| counted.reasoning),
-    )
-}
-
-/// A body of server-sent events.
-pub(super) fn event_stream(body: Body) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-cache"),
-        // Proxies that collect answers would turn a stream into a lump.
-        (header::HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    (headers, body).into_response()
-}
-
-/// The short form of the meter. On a stream it is the prompt's, since headers go out first.
-pub(super) fn context_headers(headers: &mut axum::http::HeaderMap, reading: &Reading, session: &SessionId) {
-    let meter = reading.meter(session);
-    headers.insert("x-context-used", HeaderValue::from(meter.used().0));
-    headers.insert("x-context-window", HeaderValue::from(meter.window.0));
-    headers.insert("x-context-zone", HeaderValue::from_static(meter.zone.name()));
-    if let Ok(session) = HeaderValue::from_str(session.as_str()) {
-        headers.insert("x-session-id", session);
-    }
-}
-
-/// Most bytes of the header that names ignored fields.
-const IGNORED_BYTES: usize = 1024;
-
-/// Names the fields nobody knows.
-pub(super) fn ignored_header(headers: &mut axum::http::HeaderMap, ignored: &[String]) {
-    if ignored.is_empty() {
-        return;
-    }
-    let names: String = ignored
-        .join(", ")
-        .chars()
-        .map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' })
-        .take(IGNORED_BYTES)
-        .collect();
-    if let Ok(value) = HeaderValue::from_str(&names) {
-        headers.insert("x-plimsoll-ignored", value);
-    }
 }
 
 struct ChatFormat {

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use plimsoll_models::chat::{Message, Role};
 use plimsoll_runtime::engine::TenantId;
 use serde_json::Value;
 
-use super::chat_completions::{context_headers, event_stream, ignored_header, usage};
+use super::answer::{About, answer};
 use super::tokens::prepared;
-use crate::generate::deliver::{Delivery, ReplyFormat, stream, whole};
+use crate::generate::deliver::{Delivery, ReplyFormat};
 use crate::generate::reply::Counted;
 use crate::generate::submit::{Prepared, grant, submit};
 use crate::http::json_body::read_object;
@@ -76,18 +76,13 @@ pub async fn handle(
     let chain = state.sessions.chain(tenant, &served.id, &messages);
     let session = state.sessions.open(tenant, name.as_deref(), &chain);
     state.sessions.admitted(&session, reading.clone());
+    let about = About { session, reading };
 
     let include_usage = matches!(request.delivery, chat_request::Delivery::Stream { include_usage: true });
     let head = CompletionHead { id: wire_id("cmpl-"), created: unix_seconds(), model: model_id, include_usage };
     let ending = {
-        let (request, session, reading) = (request.clone(), session.clone(), reading.clone());
-        Box::new(move |counted: &[Counted], _: &WholeChoice| Tail {
-            usage: usage(counted),
-            context: serde_json::to_value(reading.meter(&session)).unwrap_or_default(),
-            warnings: Vec::new(),
-            user: request.extensions.user.clone(),
-            metadata: request.extensions.metadata.clone(),
-        })
+        let (request, about) = (request.clone(), about.clone());
+        Box::new(move |counted: &[Counted], _: &WholeChoice| about.tail(counted, &request.extensions, &[]))
     };
     let delivery = Delivery {
         steps,
@@ -96,13 +91,7 @@ pub async fn handle(
         ending,
         guard: Box::new(running),
     };
-    let mut response = match request.delivery {
-        chat_request::Delivery::Whole => Json(whole(delivery).await?).into_response(),
-        chat_request::Delivery::Stream { .. } => event_stream(stream(delivery, state.options.silence)),
-    };
-    context_headers(response.headers_mut(), &reading, &session);
-    ignored_header(response.headers_mut(), &request.ignored);
-    Ok(response)
+    answer(&state, delivery, request.delivery, &about, &request.ignored).await
 }
 
 struct CompletionFormat {

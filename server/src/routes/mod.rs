@@ -2,11 +2,13 @@
 //!
 //! - [`router`]: paths, and what every request passes through.
 //! - [`chat_completions`], [`completions`]: generation.
+//! - [`answer`]: the end that both share.
 //! - [`models`]: what is served.
 //! - [`tokens`]: text to tokens and back, and the rendered prompt.
 //! - [`context`]: the meters of live sessions.
 //! - [`probes`]: health, readiness, version.
 
+pub mod answer;
 pub mod chat_completions;
 pub mod completions;
 pub mod context;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::catalog::ServedModel;
-use crate::http::json_body::read_object;
+use crate::http::json_body::{HeldMemory, read_object};
 use crate::state::{ServerState, SharedState};
 use crate::wire::chat_request::{ToolChoice, read_template_variables, read_tool_choice};
 use crate::wire::error::ServerError;
@@ -34,13 +34,19 @@ pub async fn prepared<T: Send + 'static>(
     }
 }
 
-/// The model a body names, or the default one.
-fn model_of<'a>(state: &'a ServerState, fields: &mut Fields) -> Result<&'a ServedModel, ServerError> {
+/// A body and the model it names, or the default one. The memory stands for the body while the answer is made.
+async fn question<'a>(
+    state: &'a ServerState,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(&'a ServedModel, Fields, HeldMemory), ServerError> {
+    let (mut fields, held) = read_object(headers, body, state.options.body, &state.bodies).await?;
     let catalog = state.catalog_for_work()?;
-    match fields.string("model")? {
-        Some(id) => catalog.find(&id),
-        None => catalog.default_model().ok_or(ServerError::Internal),
-    }
+    let served = match fields.string("model")? {
+        Some(id) => catalog.find(&id)?,
+        None => catalog.default_model().ok_or(ServerError::Internal)?,
+    };
+    Ok((served, fields, held))
 }
 
 async fn render(state: &ServerState, served: &ServedModel, mut fields: Fields) -> Result<Rendered, ServerError> {
@@ -72,8 +78,7 @@ pub async fn tokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Tokenized>, ServerError> {
-    let (mut fields, _body) = read_object(&headers, body, state.options.body, &state.bodies).await?;
-    let served = model_of(&state, &mut fields)?;
+    let (served, mut fields, _body) = question(&state, &headers, body).await?;
     let tokens = match fields.string("prompt")? {
         None => render(&state, served, fields).await?.tokens,
         Some(prompt) => {
@@ -90,8 +95,7 @@ pub async fn detokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ServerError> {
-    let (mut fields, _body) = read_object(&headers, body, state.options.body, &state.bodies).await?;
-    let served = model_of(&state, &mut fields)?;
+    let (served, mut fields, _body) = question(&state, &headers, body).await?;
     let text = served.model.text.clone();
     let tokens = read_tokens(&mut fields, "tokens", text.vocab())?;
     let tokens = tokens.ok_or(ServerError::Missing { param: "tokens".into() })?;
@@ -105,8 +109,7 @@ pub async fn apply_template(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ServerError> {
-    let (mut fields, _body) = read_object(&headers, body, state.options.body, &state.bodies).await?;
-    let served = model_of(&state, &mut fields)?;
+    let (served, fields, _body) = question(&state, &headers, body).await?;
     let rendered = render(&state, served, fields).await?;
     Ok(Json(json!({"prompt": rendered.text})))
 }
