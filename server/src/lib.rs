@@ -4,6 +4,7 @@
 //! - [`generate`]: from a request to its reply.
 //! - [`sessions`]: which conversation a request belongs to, and its meter.
 //! - [`catalog`]: what is served under which name.
+//! - [`data_folder`]: where sessions outlive the server.
 //! - [`http`]: sockets, and the rules of the door.
 //! - [`routes`]: the endpoints.
 //! - [`state`]: what all handlers share.
@@ -14,6 +15,7 @@
 
 pub mod catalog;
 pub mod cli;
+pub mod data_folder;
 pub mod generate;
 pub mod http;
 pub mod load;

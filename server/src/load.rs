@@ -34,11 +34,16 @@ use plimsoll_runtime::model_text::SimulatedText;
 /// Window of a model that is served without a preset and without being told, in tokens.
 const DEFAULT_WINDOW: usize = 8192;
 /// Full windows the cache has room for where nothing is said; fewer where memory is short, and then that is said.
-const DEFAULT_CACHE_WINDOWS: usize = 4;
+pub(crate) const DEFAULT_CACHE_WINDOWS: usize = 4;
 /// Rows of one step: prefill is as fast as it gets well below.
 const STEP_ROWS: usize = 512;
 /// Sequences that may decode in one step.
 const STEP_SEQUENCES: usize = 64;
+
+/// What one step of a served model may hold.
+pub(crate) const fn step_limits() -> StepLimits {
+    StepLimits { max_rows: STEP_ROWS, max_logits: STEP_SEQUENCES, kv_type: KvType::F16 }
+}
 
 /// Something to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +139,7 @@ fn load_model(wanted: WantedModel, options: &LoadOptions) -> anyhow::Result<(Eng
     let own_dialect = Dialect::of_template(template.as_deref());
 
     let device = CpuDevice::new(CpuOptions { threads: options.threads, ..CpuOptions::default() })?;
-    let limits = StepLimits { max_rows: STEP_ROWS, max_logits: STEP_SEQUENCES, kv_type: KvType::F16 };
+    let limits = step_limits();
     let shape = architecture::plan(&file, &device, limits).with_context(reading)?;
     let raw_window = match (options.window, presets.first()) {
         (Some(window), _) => window,

@@ -13,7 +13,8 @@ use plimsoll_runtime::engine::EngineState;
 use tokio::net::TcpListener;
 
 use crate::catalog::Catalog;
-use crate::http::auth::ApiKeys;
+use crate::data_folder::DataFolder;
+use crate::http::auth::{ApiKeys, TenantKey};
 use crate::http::drain::{Drain, Phase};
 use crate::http::host_rule::HostRule;
 use crate::http::json_body::BodyLimits;
@@ -41,6 +42,8 @@ pub struct ServingOptions {
     pub api_keys: Vec<String>,
     /// Hosts and origins to serve beside loopback and the bound address.
     pub allowed_hosts: Vec<String>,
+    /// Where sessions are kept.
+    pub data: DataFolder,
     /// Limits of bodies.
     pub body: BodyLimits,
     /// Limits of connections.
@@ -58,12 +61,20 @@ impl Default for ServingOptions {
             port: 8080,
             api_keys: Vec::new(),
             allowed_hosts: Vec::new(),
+            data: DataFolder::Memory,
             body: BodyLimits::default(),
             connections: ConnectionLimits::default(),
             silence: DEFAULT_SILENCE,
             drain: Duration::from_secs(30),
         }
     }
+}
+
+/// A fresh key, for what need not outlive the process.
+fn random_key() -> [u8; 32] {
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).expect("the operating system provides random numbers");
+    key
 }
 
 /// How a server ended.
@@ -90,7 +101,7 @@ impl BoundServer {
         let listener = TcpListener::bind((options.host, options.port)).await?;
         let address = listener.local_addr()?;
         let server_options = ServerOptions {
-            keys: ApiKeys::new(&options.api_keys),
+            keys: ApiKeys::new(&options.api_keys, TenantKey(random_key())),
             hosts: HostRule::new(address.ip(), &options.allowed_hosts),
             body: options.body,
             silence: options.silence,

@@ -4,6 +4,7 @@
 //! so that what is seen here is what any client would see.
 
 use std::io::{BufRead, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -12,9 +13,10 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::event_client::{Endpoint, EventClient};
-use super::serve_options::ServeFlags;
+use super::serve_options::ModelFlags;
 use crate::catalog::Catalog;
-use crate::load::load;
+use crate::data_folder::DataFolder;
+use crate::load::{LoadOptions, load};
 use crate::serving::{BoundServer, ServingOptions};
 
 /// Talk to a model in the terminal.
@@ -29,6 +31,9 @@ pub struct Chat {
     /// Talk to this server instead of loading a model; http:// only.
     #[arg(long, conflicts_with_all = ["preset", "model", "simulate"])]
     url: Option<String>,
+    /// The key of that server.
+    #[arg(long, env = "PLIMSOLL_API_KEY", hide_env_values = true, value_name = "KEY")]
+    api_key: Option<String>,
     /// The model's name on that server [default: its first].
     #[arg(long, requires = "url", value_name = "ID")]
     id: Option<String>,
@@ -41,8 +46,11 @@ pub struct Chat {
     /// 0 is greedy.
     #[arg(long)]
     temperature: Option<f32>,
+    /// Keep the session in this folder; a running server has its own folder for itself [default: in memory].
+    #[arg(long, value_name = "DIR", conflicts_with = "url")]
+    data_dir: Option<PathBuf>,
     #[command(flatten)]
-    flags: ServeFlags,
+    models: ModelFlags,
 }
 
 impl Chat {
@@ -55,11 +63,10 @@ impl Chat {
     }
 
     async fn talk(self) -> anyhow::Result<ExitCode> {
-        let Self { url, id, system, max_tokens, temperature, flags } = self;
-        let key = flags.api_key.first().cloned();
+        let Self { url, api_key, id, system, max_tokens, temperature, data_dir, models } = self;
         let endpoint = match url {
-            Some(url) => Endpoint::parse(&url, key)?,
-            None => serve_here(flags).await?,
+            Some(url) => Endpoint::parse(&url, api_key)?,
+            None => serve_here(models.decide()?, data_dir.map_or(DataFolder::Memory, DataFolder::named)).await?,
         };
         let client = EventClient::new(endpoint);
         let model = match id {
@@ -109,13 +116,11 @@ impl Chat {
 }
 
 /// Serves the wanted model on a free loopback port for as long as this process lives.
-async fn serve_here(flags: ServeFlags) -> anyhow::Result<Endpoint> {
-    let options = flags.decide()?;
-    let serving = ServingOptions { host: [127, 0, 0, 1].into(), port: 0, ..options.serving };
-    let key = serving.api_keys.first().cloned();
+async fn serve_here(wanted: LoadOptions, data: DataFolder) -> anyhow::Result<Endpoint> {
+    let serving = ServingOptions { port: 0, data, ..ServingOptions::default() };
     let server = BoundServer::bind(serving).await?;
-    let endpoint = Endpoint::at(server.address(), key);
-    let catalog = tokio::task::spawn_blocking(move || load(&options.load)).await??;
+    let endpoint = Endpoint::at(server.address(), None);
+    let catalog = tokio::task::spawn_blocking(move || load(&wanted)).await??;
     let (ready, readied) = tokio::sync::oneshot::channel();
     let tell = move |_: &Catalog| {
         // Whoever waited may have gone.

@@ -8,12 +8,17 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use indicatif::BinaryBytes;
+use plimsoll_kernels::Device;
+use plimsoll_kernels::cpu::{CpuDevice, CpuOptions};
+use plimsoll_models::architecture;
+use plimsoll_models::gguf::GgufFile;
 use plimsoll_models::preset::{Preset, PresetLibrary};
 use plimsoll_models::source::wheel::Pip;
 use plimsoll_models::source::{KnownModel, ModelName, Network, Sources};
-use plimsoll_runtime::memory_plan::available_memory;
+use plimsoll_runtime::memory_plan::{MemoryPlan, PoolSize, available_memory};
 use serde::Serialize;
 
+use crate::load::{DEFAULT_CACHE_WINDOWS, step_limits};
 use crate::preset_budget::preset_budget;
 
 /// Show what this machine can run and whether models can be fetched.
@@ -54,10 +59,15 @@ struct Fit {
     name: String,
     model: String,
     window: u32,
-    /// Bytes of weights and one full window of cache; absent where the model is not a known one.
+    /// Full windows of cache that `serve` would plan.
+    cache_windows: usize,
+    /// Bytes of weights, work buffers and these windows; absent where the model is neither here nor a known one.
     needed: Option<u64>,
     /// Of these, the weights.
     weights: Option<u64>,
+    /// Of these, activations and scratch; they are not counted where the model is not on this machine.
+    work_buffers: Option<u64>,
+    /// Whether one window fits at the least.
     fits: Option<bool>,
     /// Whether the model's architecture can be run by this version.
     supported: Option<bool>,
@@ -147,6 +157,46 @@ fn instruction_sets() -> Vec<&'static str> {
     Vec::new()
 }
 
+/// What serving a model takes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Need {
+    weights: u64,
+    work_buffers: Option<u64>,
+    one_window: u64,
+}
+
+impl Need {
+    /// As `serve` plans it, from the file itself.
+    fn of_file(path: &Path, window: u32) -> Option<Self> {
+        let file = GgufFile::open(path).ok()?;
+        let device = CpuDevice::new(CpuOptions::default()).ok()?;
+        let shape = architecture::plan(&file, &device, step_limits()).ok()?;
+        let window = usize::try_from(window).ok()?;
+        let plan = MemoryPlan::new(&shape, device.scratch_bytes(), window, PoolSize::Windows(1), None).ok()?;
+        Some(Self {
+            weights: plan.weights as u64,
+            work_buffers: Some((plan.activations + plan.scratch) as u64),
+            one_window: plan.pool() as u64,
+        })
+    }
+
+    /// From what is published of a model.
+    fn of_known(model: &KnownModel, window: u32) -> Self {
+        let one_window = model.bytes_with_window(window.into()) - model.bytes;
+        Self { weights: model.bytes, work_buffers: None, one_window }
+    }
+
+    fn with_windows(&self, windows: usize) -> u64 {
+        self.weights + self.work_buffers.unwrap_or(0) + self.one_window * windows as u64
+    }
+
+    /// The windows that `serve` would plan: as many as fit, at most the default, at least one.
+    fn windows(&self, available: Option<u64>) -> usize {
+        let fit = |windows: &usize| available.is_none_or(|available| self.with_windows(*windows) <= available);
+        (1..=DEFAULT_CACHE_WINDOWS).rev().find(fit).unwrap_or(1)
+    }
+}
+
 fn fit(preset: &Preset, sources: &Sources, available: Option<u64>) -> Fit {
     let name = preset.model_name();
     let known: Option<&KnownModel> = match &name {
@@ -155,17 +205,24 @@ fn fit(preset: &Preset, sources: &Sources, available: Option<u64>) -> Fit {
     };
     let budget = preset_budget(preset);
     let window = budget.as_ref().map_or(0, |budget| budget.window.0);
-    let needed = known.map(|model| model.bytes_with_window(window.into()));
-    let found = name.as_ref().is_ok_and(|name| sources.find(name).is_ok_and(|local| local.is_some()));
+    let local = name.as_ref().ok().and_then(|name| sources.find(name).ok().flatten());
+    let need = local
+        .as_ref()
+        .and_then(|local| Need::of_file(&local.path, window))
+        .or_else(|| known.map(|model| Need::of_known(model, window)));
+    let cache_windows = need.map_or(DEFAULT_CACHE_WINDOWS, |need| need.windows(available));
+    let needed = need.map(|need| need.with_windows(cache_windows));
     Fit {
         name: preset.name.clone(),
         model: preset.model.clone(),
         window,
+        cache_windows,
         needed,
-        weights: known.map(|model| model.bytes),
+        weights: need.map(|need| need.weights),
+        work_buffers: need.and_then(|need| need.work_buffers),
         fits: needed.zip(available).map(|(needed, available)| needed <= available),
-        supported: known.map(|model| plimsoll_models::architecture::supports(model.architecture)),
-        on_this_machine: found,
+        supported: known.map(|model| architecture::supports(model.architecture)),
+        on_this_machine: local.is_some(),
         refused: budget.err().map(|error| error.to_string()).or(name.err().map(|error| error.to_string())),
     }
 }
@@ -254,8 +311,16 @@ impl Fit {
         };
         let supported = if self.supported == Some(false) { "; its architecture cannot be run yet" } else { "" };
         let here = if self.on_this_machine { "here" } else { "not here yet" };
+        let windows = match self.cache_windows {
+            1 => "one window".to_owned(),
+            windows => format!("{windows} windows"),
+        };
+        let buffers = match self.work_buffers {
+            Some(bytes) => format!("{} work buffers", BinaryBytes(bytes)),
+            None => "work buffers not counted".to_owned(),
+        };
         format!(
-            "{fits}: {} with a window of {} needs {} ({} of it weights); {here}{supported}",
+            "{fits}: {} with {windows} of {} needs {} ({} weights, {buffers}); {here}{supported}",
             self.model,
             self.window,
             BinaryBytes(needed),
@@ -273,15 +338,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preset_fits_where_weights_and_one_window_do() {
+    fn a_preset_is_counted_with_the_windows_that_serve_would_plan() {
         let folder = tempfile::tempdir().unwrap();
         let hub = Hub::at("http://127.0.0.1:9", None);
         let sources = Sources::at(ModelStore::at(folder.path()), hub).with_network(Network::Off);
         let demo = embedded().into_iter().find(|preset| preset.name == "demo").unwrap();
-        let needed = 98_362_432 + 8192 * 23_040;
+        let with = |windows: u64| 98_362_432 + windows * 8192 * 23_040;
         let at = |available| fit(&demo, &sources, available);
-        assert_eq!((at(Some(needed)).fits, at(Some(needed - 1)).fits, at(None).fits), (Some(true), Some(false), None));
-        assert_eq!(at(None).needed, Some(needed));
+        for (available, windows, fits) in [
+            (Some(with(4)), 4, Some(true)),
+            (Some(with(4) - 1), 3, Some(true)),
+            (Some(with(1)), 1, Some(true)),
+            (Some(with(1) - 1), 1, Some(false)),
+            (None, 4, None),
+        ] {
+            let found = at(available);
+            let needed = Some(with(windows as u64));
+            assert_eq!((found.cache_windows, found.fits, found.needed), (windows, fits, needed), "{available:?}");
+        }
         assert!(!at(None).on_this_machine);
         let places = Places::look(&sources).unwrap();
         assert!(places.hub_problem.is_some_and(|problem| problem.contains("PLIMSOLL_OFFLINE")));

@@ -23,6 +23,10 @@ use crate::serving::{BoundServer, Ended};
   plimsoll serve --preset demo --api-key \"$KEY\"
   plimsoll serve --model ./model.gguf --window 16384 --port 0
   plimsoll serve --simulate script.json
+  plimsoll serve --data-dir ~/work/sessions
+
+Sessions and their compactions are kept in the data folder (XDG_DATA_HOME/plimsoll or
+~/.local/share/plimsoll) and found again after a restart; one server at a time uses it.
 
 GET /ready answers 200 when requests are taken. SIGTERM drains; a second one ends at once.")]
 pub struct Serve {

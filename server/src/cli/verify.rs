@@ -11,6 +11,7 @@ use plimsoll_kernels::KvType;
 use plimsoll_kernels::cpu::{CpuDevice, CpuOptions};
 use plimsoll_models::architecture::{self, StepLimits};
 use plimsoll_models::gguf::GgufFile;
+use plimsoll_models::source::Sources;
 use plimsoll_runtime::model_executor::ModelExecutor;
 use plimsoll_runtime::verify::{self, Report};
 use safetensors::{Dtype, SafeTensors};
@@ -21,10 +22,13 @@ use safetensors::{Dtype, SafeTensors};
 /// file with `ids`, `greedy_f32` and `last_top8_f32`. Without one, random tokens are fed and the four ways are
 /// compared with each other alone.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  plimsoll verify model-f32.gguf --reference reference.safetensors --json")]
+#[command(after_help = "\
+Examples:
+  plimsoll verify smollm2
+  plimsoll verify model-f32.gguf --reference reference.safetensors --json")]
 pub struct Verify {
-    /// A GGUF file.
-    model: PathBuf,
+    /// A GGUF file, a known name, or organisation/repository:file.gguf.
+    model: String,
     /// Reference logits.
     #[arg(long, value_name = "FILE")]
     reference: Option<PathBuf>,
@@ -83,13 +87,13 @@ struct Output<'a> {
 impl Verify {
     /// Runs the comparison.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        if self.model.is_dir() {
-            bail!(
-                "`{}` is a folder; safetensors checkpoints are not supported yet, give a GGUF file",
-                self.model.display()
-            );
+        let local =
+            Sources::from_env()?.fetch(&self.model).with_context(|| format!("finding the model `{}`", self.model))?;
+        let path = local.path.display();
+        if local.path.is_dir() {
+            bail!("`{path}` is a folder; safetensors checkpoints are not supported yet, give a GGUF file");
         }
-        let file = GgufFile::open(&self.model).with_context(|| format!("reading `{}`", self.model.display()))?;
+        let file = GgufFile::open(&local.path).with_context(|| format!("reading `{path}`"))?;
         let device = CpuDevice::new(CpuOptions { threads: self.threads, ..CpuOptions::default() })?;
         let probe = StepLimits { max_rows: 1, max_logits: 1, kv_type: KvType::F32 };
         let vocab = architecture::plan(&file, &device, probe)?.vocab;
@@ -116,7 +120,7 @@ impl Verify {
         let passed = report.passed && golden.as_ref().is_none_or(|g| g.passed);
         if self.json {
             let output = Output {
-                model: self.model.display().to_string(),
+                model: path.to_string(),
                 executor: plimsoll_runtime::executor::Executor::describe(&executor),
                 report: &report,
                 golden: golden.as_ref(),

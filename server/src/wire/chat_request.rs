@@ -44,6 +44,25 @@ pub enum Delivery {
     },
 }
 
+/// Whether the server may compact the session of this request by itself (`plimsoll.compaction`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CompactionWish {
+    /// Where the model's name or `context_management` says so.
+    #[default]
+    Auto,
+    /// Never for this request.
+    Off,
+}
+
+/// The prompt at which the request wants its session compacted (`context_management`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompactAt {
+    /// Where the budget of the model says.
+    Budget,
+    /// At so many tokens of the rendered prompt.
+    Tokens(u32),
+}
+
 /// What a request says about its conversation beyond the messages: hints for the session, extensions, echoes.
 #[derive(Clone, Debug, Default)]
 pub struct Extensions {
@@ -55,6 +74,8 @@ pub struct Extensions {
     pub metadata_session: Option<String>,
     /// How the request meets the prefix cache (`plimsoll.cache`).
     pub cache: CachePolicy,
+    /// Whether the session may be compacted for it (`plimsoll.compaction`).
+    pub compaction: CompactionWish,
     /// `user`, given back as it came.
     pub user: Option<String>,
     /// `metadata`, given back as it came.
@@ -78,6 +99,8 @@ pub struct ChatRequest {
     pub delivery: Delivery,
     /// Session hints, cache policy, echoes.
     pub extensions: Extensions,
+    /// When the request itself asks for compaction.
+    pub compact_at: Option<CompactAt>,
     /// What the server changed in the messages.
     pub edits: Vec<String>,
     /// What the server cannot honour to the letter.
@@ -107,6 +130,7 @@ impl ChatRequest {
         let mut ignored = std::mem::take(&mut read.ignored);
         ignored.extend(tools.ignored);
         let extensions = read_extensions(&mut fields, &mut ignored)?;
+        let compact_at = read_context_management(&mut fields, &mut ignored)?;
         refuse_the_unsupported(&mut fields)?;
         ignored.extend(fields.unknown());
         Ok(Self {
@@ -117,6 +141,7 @@ impl ChatRequest {
             template_variables,
             delivery,
             extensions,
+            compact_at,
             edits: read.edits,
             warnings: tools.warnings,
             ignored,
@@ -231,19 +256,20 @@ pub(super) fn read_extensions(fields: &mut Fields, ignored: &mut Vec<String>) ->
         Some("bypass") => CachePolicy::Bypass,
         Some(other) => return Err(one_of(&own, "cache", "default or bypass", other)),
     };
-    match own.string("compaction")?.as_deref() {
-        None | Some("off") => {}
-        Some("auto") => {
+    extensions.compaction = match own.string("compaction")?.as_deref() {
+        None | Some("auto") => CompactionWish::Auto,
+        Some("off") => CompactionWish::Off,
+        Some(other) => return Err(one_of(&own, "compaction", "auto or off", other)),
+    };
+    match own.string("guard")?.as_deref() {
+        None | Some("default") => {}
+        Some("off") => {
             return Err(ServerError::UnsupportedValue {
-                param: own.name("compaction"),
-                found: "`auto`".into(),
-                reason: "this version does not compact; `off` works".into(),
+                param: own.name("guard"),
+                found: "`off`".into(),
+                reason: "this version has no guard to switch off; `default` works".into(),
             });
         }
-        Some(other) => return Err(one_of(&own, "compaction", "auto or off", other)),
-    }
-    match own.string("guard")?.as_deref() {
-        None | Some("default" | "off") => {}
         Some(other) => return Err(one_of(&own, "guard", "default or off", other)),
     }
     ignored.extend(own.unknown());
@@ -254,8 +280,33 @@ fn one_of(fields: &Fields, field: &str, words: &str, found: &str) -> ServerError
     ServerError::InvalidValue { param: fields.name(field), reason: format!("must be {words}, found `{found}`") }
 }
 
+/// Takes `context_management`: at most one `compaction`.
+fn read_context_management(fields: &mut Fields, ignored: &mut Vec<String>) -> Result<Option<CompactAt>, ServerError> {
+    let param = fields.name("context_management");
+    let mut asked = None;
+    for (at, entry) in fields.array("context_management")?.unwrap_or_default().into_iter().enumerate() {
+        let mut entry = Fields::open(entry, format!("{param}[{at}]"))?;
+        let kind_name = entry.needed_string("type")?;
+        if kind_name != "compaction" {
+            return Err(ServerError::UnsupportedValue {
+                param: entry.name("type"),
+                found: format!("`{kind_name}`"),
+                reason: "this endpoint knows `compaction` alone".into(),
+            });
+        }
+        if asked.is_some() {
+            return Err(ServerError::InvalidValue { param, reason: "must hold `compaction` at most once".into() });
+        }
+        asked = Some(match entry.integer("compact_threshold", 1)? {
+            None => CompactAt::Budget,
+            Some(tokens) => CompactAt::Tokens(u32::try_from(tokens).unwrap_or(u32::MAX)),
+        });
+        ignored.extend(entry.unknown());
+    }
+    Ok(asked)
+}
+
 fn refuse_the_unsupported(fields: &mut Fields) -> Result<(), ServerError> {
-    fields.refuse("context_management", "this version does not compact")?;
     fields.refuse("functions", "send `tools`")?;
     fields.refuse("function_call", "send `tool_choice`")?;
     fields.refuse("web_search_options", "this server does not search")?;
@@ -298,8 +349,26 @@ mod tests {
                 "tool_choice",
             ),
             (json!({"tool_choice": "any"}), "invalid_value", "tool_choice"),
-            (json!({"context_management": []}), "unsupported_parameter", "context_management"),
-            (json!({"plimsoll": {"compaction": "auto"}}), "unsupported_value", "plimsoll.compaction"),
+            (json!({"context_management": {}}), "invalid_type", "context_management"),
+            (
+                json!({"context_management": [{"type": "clear_tool_uses_20250919"}]}),
+                "unsupported_value",
+                "context_management[0].type",
+            ),
+            (
+                json!({"context_management": [{"type": "compaction", "compact_threshold": 0}]}),
+                "integer_below_min_value",
+                "context_management[0].compact_threshold",
+            ),
+            (
+                json!({"context_management": [{"type": "compaction"}, {"type": "compaction"}]}),
+                "invalid_value",
+                "context_management",
+            ),
+            (json!({"plimsoll": {"compaction": "never"}}), "invalid_value", "plimsoll.compaction"),
+            (json!({"plimsoll": {"guard": "off"}}), "unsupported_value", "plimsoll.guard"),
+            (json!({"plimsoll": {"guard": 1}}), "invalid_type", "plimsoll.guard"),
+            (json!({"plimsoll": {"session": 1}}), "invalid_type", "plimsoll.session"),
             (json!({"plimsoll": {"cache": "never"}}), "invalid_value", "plimsoll.cache"),
             (json!({"functions": []}), "unsupported_parameter", "functions"),
             (json!({"modalities": ["text", "audio"]}), "unsupported_value", "modalities"),
@@ -320,6 +389,21 @@ mod tests {
                 "{extra}"
             );
         }
+    }
+
+    #[test]
+    fn a_request_says_when_it_wants_its_session_compacted() {
+        let at = |value: Value| read(json!({"context_management": value})).unwrap().compact_at;
+        assert_eq!(at(json!([{"type": "compaction", "compact_threshold": 4800}])), Some(CompactAt::Tokens(4800)));
+        assert_eq!(at(json!([{"type": "compaction", "compact_threshold": null}])), Some(CompactAt::Budget));
+        assert_eq!(at(json!([{"type": "compaction"}])), Some(CompactAt::Budget));
+        assert_eq!((at(json!([])), at(Value::Null)), (None, None));
+        let wish = |value: Value| read(json!({"plimsoll": value})).unwrap().extensions.compaction;
+        assert_eq!(wish(json!({"compaction": "off"})), CompactionWish::Off);
+        assert_eq!(
+            (wish(json!({"compaction": "auto"})), wish(json!({}))),
+            (CompactionWish::Auto, CompactionWish::Auto)
+        );
     }
 
     #[test]

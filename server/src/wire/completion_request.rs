@@ -46,7 +46,7 @@ impl CompletionRequest {
         let mut ignored = Vec::new();
         let extensions = read_extensions(&mut fields, &mut ignored)?;
         fields.refuse("suffix", "this server does not fill in the middle")?;
-        fields.refuse("context_management", "this version does not compact")?;
+        fields.refuse("context_management", "a raw prompt has no turns that could be summarised")?;
         if fields.boolean("echo")? == Some(true) {
             return Err(ServerError::UnsupportedValue {
                 param: "echo".into(),
