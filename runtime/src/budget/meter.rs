@@ -2,7 +2,7 @@
 //!
 //! A [`Meter`] is the `context` object of an answer. It is computed from a budget and counts and holds no state.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Budget, Counted, DEFAULT_EMERGENCY, Level, Tokens, Zone};
 
@@ -18,7 +18,7 @@ pub struct Counts {
 }
 
 /// Tokens set aside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reserved {
     /// For one reply.
     pub response: Tokens,
@@ -29,7 +29,7 @@ pub struct Reserved {
 }
 
 /// Where the zones begin, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Thresholds {
     pub economy: Tokens,
@@ -38,7 +38,7 @@ pub struct Thresholds {
 }
 
 /// What the last compaction did.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCompaction {
     /// Its record (`cmp_...`).
     pub id: String,
@@ -58,10 +58,13 @@ pub struct LastCompaction {
     pub reprefill_ms: u64,
     /// Whether the summary was made ahead of time.
     pub prepared: bool,
+    /// Sections of the summary that hold extracted facts, because the model wrote no usable line.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fallback_sections: Vec<String>,
 }
 
 /// The `context` object of an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meter {
     /// Whose window it is.
     pub session: String,
@@ -208,6 +211,7 @@ mod tests {
             summary_ms: 700,
             reprefill_ms: 150,
             prepared: false,
+            fallback_sections: Vec::new(),
         });
         let want = json!({"session": "ses_1", "window": 8192, "effective": 7424, "prompt": 3010, "cached": 2980,
             "completion": 64, "reserved": {"response": 1536, "summary": 512, "safety": 256}, "remaining": 4350,
@@ -218,6 +222,7 @@ mod tests {
                 "reprefill_ms": 150, "prepared": false},
             "clamped_max_tokens": null, "edits": []});
         assert_eq!(serde_json::to_value(&meter).expect("json"), want);
+        assert_eq!(serde_json::from_value::<Meter>(want).expect("a meter"), meter);
     }
 
     #[test]

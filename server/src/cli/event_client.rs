@@ -61,9 +61,17 @@ impl EventClient {
 
     /// `GET` of a JSON object.
     pub async fn get(&self, path: &str) -> anyhow::Result<Value> {
-        let response = self.send(Method::GET, path, Body::empty()).await?;
-        let body = axum::body::to_bytes(response.into_body(), ANSWER_LIMIT).await?;
-        Ok(serde_json::from_slice(&body)?)
+        whole(self.send(Method::GET, path, Body::empty()).await?).await
+    }
+
+    /// `POST` that is answered with a JSON object.
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        whole(self.send(Method::POST, path, Body::from(body.to_string())).await?).await
+    }
+
+    /// `DELETE` that is answered with a JSON object.
+    pub async fn delete(&self, path: &str) -> anyhow::Result<Value> {
+        whole(self.send(Method::DELETE, path, Body::empty()).await?).await
     }
 
     /// `POST` that is answered with server-sent events.
@@ -98,6 +106,23 @@ impl EventClient {
     }
 }
 
+async fn whole(response: Response<Body>) -> anyhow::Result<Value> {
+    let body = axum::body::to_bytes(response.into_body(), ANSWER_LIMIT).await?;
+    Ok(serde_json::from_slice(&body)?)
+}
+
+/// A name as one segment of a path: everything but unreserved characters (RFC 3986) is escaped.
+pub fn path_segment(name: &str) -> String {
+    let mut segment = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => segment.push(char::from(byte)),
+            _ => segment.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    segment
+}
+
 /// Events of one answer.
 pub struct Events {
     stream: BodyDataStream,
@@ -125,5 +150,16 @@ impl Events {
                 bail!("an event is larger than {EVENT_LIMIT} bytes");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_segment_whatever_it_holds() {
+        assert_eq!(path_segment("ses_0a-b.c~"), "ses_0a-b.c~");
+        assert_eq!(path_segment("my work/ü?"), "my%20work%2F%C3%BC%3F");
     }
 }

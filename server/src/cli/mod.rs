@@ -13,6 +13,7 @@ mod presets;
 mod pull;
 mod serve;
 mod serve_options;
+mod session;
 mod verify;
 
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ enum Command {
     Pull(pull::Pull),
     Models(models::Models),
     Presets(presets::Presets),
+    Session(session::Session),
     Context(context::Context),
     Doctor(doctor::Doctor),
     Verify(verify::Verify),
@@ -48,6 +50,7 @@ impl Cli {
             Command::Pull(command) => command.run(),
             Command::Models(command) => command.run(),
             Command::Presets(command) => command.run(),
+            Command::Session(command) => command.run(),
             Command::Context(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Verify(command) => command.run(),
