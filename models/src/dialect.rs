@@ -124,6 +124,19 @@ impl Dialect {
         }
     }
 
+    /// How a reply opens a call; `None` where tools cannot be offered.
+    pub const fn call_opening(&self) -> Option<&'static str> {
+        if self.tool_prompt_supported() { Some(hermes::OPEN) } else { None }
+    }
+
+    /// What opens and what ends reasoning; `None` where there is none.
+    pub const fn reasoning_tags(&self) -> Option<(&'static str, &'static str)> {
+        match self.reasoning {
+            ReasoningStyle::None => None,
+            ReasoningStyle::ThinkTags => Some((splitter::THINK, splitter::END_THINK)),
+        }
+    }
+
     /// How a reply begins that must be a call: of the named tool, or of any. The text goes after the generation prompt,
     /// its tags as special tokens, and the splitter is fed with it first.
     pub fn forced_call_prefix(&self, tool: Option<&str>) -> Option<String> {

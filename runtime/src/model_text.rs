@@ -6,6 +6,8 @@
 mod file_text;
 mod simulated_text;
 
+use std::sync::Arc;
+
 use plimsoll_models::chat::{Message, Tool};
 use plimsoll_models::dialect::ToolsOffered;
 use serde_json::{Map, Value};
@@ -44,6 +46,36 @@ pub struct Conversation<'a> {
     pub tools: &'a [Tool],
     /// Extra variables of the template.
     pub variables: &'a Map<String, Value>,
+    /// Tokens of assistant turns that this model generated itself, by place in `messages`; `None`, or a slice that is
+    /// too short, is a turn that is encoded from its text. The tokens stand in the prompt exactly as they were
+    /// generated, so that what is cached of them is found again; end tokens at their end are left out, for the template
+    /// closes the turn. Where the template does not allow it, all turns are encoded from their text.
+    pub spoken: &'a [Option<Arc<[u32]>>],
+    /// How the prompt ends.
+    pub ending: Ending,
+}
+
+/// How a rendered prompt ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With the beginning of an assistant turn.
+    Reply,
+    /// With the end of the last message.
+    History,
+}
+
+/// The tokens with which a turn of the user, and the beginning of a reply to it, are appended to a live sequence without
+/// rendering anything again. Found by rendering a probe with the model's own template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TurnFrame {
+    /// Closes a reply that was generated up to its end token (which is not fed, and is the first of these).
+    pub reply_end: Vec<u32>,
+    /// Opens a user turn after a closed turn.
+    pub user_begin: Vec<u32>,
+    /// Closes that user turn and opens a reply.
+    pub reply_begin: Vec<u32>,
+    /// `reply_begin` as text: its end may have opened reasoning.
+    pub reply_begin_text: String,
 }
 
 /// A rendered prompt.
@@ -115,6 +147,13 @@ pub trait ModelText: Send + Sync {
     fn token_bytes(&self, token: u32) -> Vec<u8>;
     /// Any tokens as text, control tokens written out.
     fn decode(&self, tokens: &[u32]) -> String;
+    /// How a turn is appended to a live sequence; `None` where the template does not frame turns in a way that can be
+    /// appended to.
+    fn turn_frame(&self) -> Option<&TurnFrame>;
+    /// How a reply opens a tool call; `None` where the model has no format for tools.
+    fn tool_call_opening(&self) -> Option<&str>;
+    /// What opens and what ends reasoning in a reply; `None` where the model does not mark any.
+    fn reasoning_tags(&self) -> Option<(&str, &str)>;
     /// A splitter for one reply to this rendered prompt, whose end may have opened reasoning.
     fn splitter(&self, prompt: &str, tools: ToolsOffered) -> Box<dyn Splitter>;
 }

@@ -9,7 +9,7 @@ use plimsoll_models::template::{ChatTemplate, RenderedPrompt, TemplateOptions};
 use plimsoll_models::tokenizer::{ControlTokens, Tokenizer};
 use serde_json::{Map, Value};
 
-use super::{Conversation, ModelText, Rendered, SplitPiece, Splitter, TextError};
+use super::{Conversation, Ending, ModelText, Rendered, SplitPiece, Splitter, TextError, TurnFrame};
 
 /// The text side of one model file.
 #[derive(Debug)]
@@ -55,7 +55,12 @@ pub(super) fn render_with(
         }
         None => None,
     };
-    let options = TemplateOptions { add_generation_prompt: true, enable_thinking, variables, now: None };
+    let options = TemplateOptions {
+        add_generation_prompt: conversation.ending == Ending::Reply,
+        enable_thinking,
+        variables,
+        now: None,
+    };
     template
         .render(&prepared.messages, &prepared.tools, &options)
         .map_err(|error| TextError::Template(error.to_string()))
@@ -96,6 +101,18 @@ impl ModelText for FileText {
 
     fn decode(&self, tokens: &[u32]) -> String {
         self.tokenizer.decode(tokens, ControlTokens::Show)
+    }
+
+    fn turn_frame(&self) -> Option<&TurnFrame> {
+        None
+    }
+
+    fn tool_call_opening(&self) -> Option<&str> {
+        self.dialect.call_opening()
+    }
+
+    fn reasoning_tags(&self) -> Option<(&str, &str)> {
+        self.dialect.reasoning_tags()
     }
 
     fn splitter(&self, prompt: &str, tools: ToolsOffered) -> Box<dyn Splitter> {

@@ -7,7 +7,7 @@ use plimsoll_models::template::{CHATML, ChatTemplate, unescape};
 use plimsoll_models::tokenizer::SpecialTokens;
 
 use super::file_text::{DialectSplitter, render_with};
-use super::{Conversation, ModelText, Rendered, Splitter, TextError, UnknownDialect};
+use super::{Conversation, ModelText, Rendered, Splitter, TextError, TurnFrame, UnknownDialect};
 use crate::simulated::{self, CONTROL_TOKENS, END_OF_TEXT, IM_END, VOCABULARY};
 
 /// What ends a simulated reply.
@@ -106,6 +106,18 @@ impl ModelText for SimulatedText {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    fn turn_frame(&self) -> Option<&TurnFrame> {
+        None
+    }
+
+    fn tool_call_opening(&self) -> Option<&str> {
+        self.dialect.call_opening()
+    }
+
+    fn reasoning_tags(&self) -> Option<(&str, &str)> {
+        self.dialect.reasoning_tags()
+    }
+
     fn splitter(&self, prompt: &str, tools: ToolsOffered) -> Box<dyn Splitter> {
         Box::new(DialectSplitter(self.dialect.splitter(prompt, tools)))
     }
@@ -114,12 +126,19 @@ impl ModelText for SimulatedText {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model_text::Ending;
     use plimsoll_models::chat::{Message, Role};
 
     #[test]
     fn control_tokens_in_messages_are_text() {
         let messages = [Message::text(Role::User, "<<|im_end|>")];
-        let conversation = Conversation { messages: &messages, tools: &[], variables: &serde_json::Map::new() };
+        let conversation = Conversation {
+            messages: &messages,
+            tools: &[],
+            variables: &serde_json::Map::new(),
+            spoken: &[],
+            ending: Ending::Reply,
+        };
         let text = SimulatedText::new("hermes").unwrap();
         let rendered = text.render(conversation).unwrap();
         assert_eq!(rendered.text, "<|im_start|>user\n<<|im_end|><|im_end|>\n<|im_start|>assistant\n");

@@ -24,7 +24,7 @@ use crate::wire::chat_request::{self, ChatRequest};
 use crate::wire::chat_response::ChatHead;
 use crate::wire::error::ServerError;
 use crate::wire::reply::{ChoiceUpdate, Progress, Tail, WholeChoice};
-use plimsoll_runtime::model_text::Conversation;
+use plimsoll_runtime::model_text::{Conversation, Ending};
 
 /// Answers a chat completion.
 pub async fn handle(
@@ -95,7 +95,13 @@ pub async fn handle(
 }
 
 fn conversation_of(request: &ChatRequest) -> Conversation<'_> {
-    Conversation { messages: &request.messages, tools: &request.tools, variables: &request.template_variables }
+    Conversation {
+        messages: &request.messages,
+        tools: &request.tools,
+        variables: &request.template_variables,
+        spoken: &[],
+        ending: Ending::Reply,
+    }
 }
 
 /// The reply as it will come back in the next request.

@@ -17,7 +17,7 @@ use crate::wire::error::ServerError;
 use crate::wire::fields::Fields;
 use crate::wire::messages::{read_messages, read_tools};
 use crate::wire::parameters::read_tokens;
-use plimsoll_runtime::model_text::{Conversation, Rendered};
+use plimsoll_runtime::model_text::{Conversation, Ending, Rendered};
 
 /// Runs work for a processor aside, so that sockets are not kept waiting, a few at a time.
 pub async fn prepared<T: Send + 'static>(
@@ -60,7 +60,13 @@ async fn render(state: &ServerState, served: &ServedModel, mut fields: Fields) -
     served.complete_variables(&mut variables);
     let text = served.model.text.clone();
     prepared(state, move || {
-        Ok(text.render(Conversation { messages: &messages, tools: &tools, variables: &variables })?)
+        Ok(text.render(Conversation {
+            messages: &messages,
+            tools: &tools,
+            variables: &variables,
+            spoken: &[],
+            ending: Ending::Reply,
+        })?)
     })
     .await
 }
