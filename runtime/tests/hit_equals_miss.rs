@@ -11,8 +11,8 @@ use plimsoll_models::architecture::{self, StepLimits};
 use plimsoll_models::gguf::GgufFile;
 use plimsoll_models::source::real_model;
 use plimsoll_runtime::engine::{
-    CachePolicy, Engine, EngineConfig, EngineHandle, Event, Generation, GenerationRequest, RequestId, SamplingParams,
-    TenantId, Terminal, TokenOut, Usage,
+    CachePolicy, Engine, EngineConfig, EngineHandle, Event, Generation, GenerationRequest, Purpose, RequestId,
+    SamplingParams, TenantId, Terminal, TokenOut, Usage,
 };
 use plimsoll_runtime::model_executor::ModelExecutor;
 
@@ -54,6 +54,8 @@ fn request(prompt: &[u32], cache: CachePolicy, n: u32) -> GenerationRequest {
         ignore_end: false,
         banned: Vec::new(),
         cache,
+        purpose: Purpose::Reply,
+        guide: None,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use plimsoll_kernels::PAGE_TOKENS;
 
-use super::request::{GenerationRequest, Reject};
+use super::request::{GenerationRequest, Purpose, Reject};
 use crate::executor::ExecutorGeometry;
 
 /// Everything a request may ever hold.
@@ -36,7 +36,17 @@ pub(super) fn lifetime(
     if request.prompt.is_empty() {
         return Err(Reject::Malformed("the prompt holds no token"));
     }
-    if request.reply_cap == 0 {
+    if request.n > 1 && (request.purpose == Purpose::Warm || request.guide.is_some()) {
+        return Err(Reject::Malformed("only a reply without a guide may have several choices"));
+    }
+    if request.purpose == Purpose::Warm && request.guide.is_some() {
+        return Err(Reject::Malformed("a guide is given where nothing is said"));
+    }
+    let reply_cap = match request.purpose {
+        Purpose::Reply => request.reply_cap as usize,
+        Purpose::Warm => 0,
+    };
+    if request.purpose == Purpose::Reply && reply_cap == 0 {
         return Err(Reject::Malformed("the reply cap is 0 tokens"));
     }
     if request.n == 0 {
@@ -48,7 +58,7 @@ pub(super) fn lifetime(
     if request.prompt.iter().any(|token| *token as usize >= geometry.vocab) {
         return Err(Reject::Malformed("the prompt holds a token that is not in the vocabulary"));
     }
-    let reply_end = request.prompt.len() + request.reply_cap as usize;
+    let reply_end = request.prompt.len() + reply_cap;
     let end = reply_end + request.reserve_beyond as usize;
     if end > geometry.max_context {
         return Err(Reject::BeyondContext { needed: end, max_context: geometry.max_context });
@@ -85,6 +95,8 @@ mod tests {
             ignore_end: false,
             banned: vec![],
             cache: CachePolicy::Default,
+            purpose: Purpose::Reply,
+            guide: None,
         }
     }
 

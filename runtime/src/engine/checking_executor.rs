@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use plimsoll_kernels::{PAGE_TOKENS, PageIndex};
 
+use super::guide::{Guidance, Guide};
 use crate::executor::{Executor, ExecutorError, ExecutorGeometry, SeqId, Span};
 
 /// Tokens of the vocabulary; the last one ends replies.
@@ -40,6 +41,24 @@ pub(super) fn reply(prompt: &[u32], cap: usize) -> Vec<u32> {
         tokens.push(next(past));
         past = digest(past, next(past));
     }
+    tokens
+}
+
+/// The same for a reply with a guide.
+pub(super) fn guided_reply(prompt: &[u32], guide: &mut dyn Guide, cap: usize) -> Vec<u32> {
+    let mut past = prompt.iter().fold(0, |past, token| digest(past, *token));
+    let mut tokens = Vec::new();
+    while tokens.len() < cap {
+        let sampled = next(past);
+        let said = match guide.sampled(sampled) {
+            Guidance::Keep => vec![sampled],
+            Guidance::Replace(forced) => forced,
+            Guidance::End => break,
+        };
+        past = said.iter().fold(past, |past, token| digest(past, *token));
+        tokens.extend(said);
+    }
+    tokens.truncate(cap);
     tokens
 }
 

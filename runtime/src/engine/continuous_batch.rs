@@ -11,9 +11,10 @@ use plimsoll_kernels::PAGE_TOKENS;
 
 use super::admission::{Lifetime, most_sequences, shared_prompt};
 use super::config::EngineConfig;
+use super::guide::Guidance;
 use super::handle::Ticket;
 use super::ledger::{Ledger, RunningAccount};
-use super::request::{CachePolicy, FinishReason, GenerationRequest};
+use super::request::{CachePolicy, FinishReason, GenerationRequest, Purpose, TenantId, TokenOut};
 use super::scheduler::{Prefilling, Scheduler};
 use super::sequence::{CacheVersion, Choice, Phase, Running, Sequence};
 use super::waiting_queue::Waiting;
@@ -98,6 +99,11 @@ impl ContinuousBatch {
         self.index.clear()
     }
 
+    /// Forgets what is cached of `tokens` behind the first `keep`; returns how many pages came free.
+    pub fn forget(&mut self, tenant: TenantId, tokens: &[u32], keep: usize) -> usize {
+        self.index.forget(tenant, tokens, keep)
+    }
+
     /// Room for a request, or `None` while it must wait.
     pub fn find_place(&mut self, request: &GenerationRequest, lifetime: Lifetime) -> Option<Place> {
         let sequences: usize = self.running.iter().map(Running::sequences).sum();
@@ -120,7 +126,7 @@ impl ContinuousBatch {
 
     /// Starts a request in the room found for it.
     pub fn begin(&mut self, waiting: Waiting, place: Place, ledger: &mut Ledger) {
-        let Waiting { ticket, request, lifetime, account } = waiting;
+        let Waiting { ticket, mut request, lifetime, account } = waiting;
         let Place { prefix, promise } = place;
         let account = ledger.admit(account, request.prompt.len(), prefix.tokens);
         let sequence = Sequence {
@@ -129,7 +135,8 @@ impl ContinuousBatch {
             fed: prefix.tokens,
             pages: PageTable::from_shared(prefix.pages),
         };
-        let first = self.choice(0, &request, sequence, &account);
+        let guide = request.guide.take();
+        let first = Choice { guide, ..self.choice(0, &request, sequence, &account) };
         let until = shared_prompt(&request);
         let phase = Phase::Prefill { until };
         let (looked_up, choices) = (self.version, vec![first]);
@@ -147,7 +154,7 @@ impl ContinuousBatch {
     fn choice(&self, index: u32, request: &GenerationRequest, sequence: Sequence, account: &RunningAccount) -> Choice {
         let vocab = self.executor.geometry().vocab;
         let sampler = Sampler::new(&request.sampling, index, &request.prompt, &request.banned, vocab);
-        Choice { sequence, sampler, line: account.open_choice(index), generated: 0 }
+        Choice { sequence, sampler, guide: None, line: account.open_choice(index), generated: 0 }
     }
 
     /// The prompt is read: its full pages are cached for others, and the choices part.
@@ -174,10 +181,14 @@ impl ContinuousBatch {
         self.look_up_again(ledger);
         let feeds = self.plan();
         self.prepare_pages(&feeds);
-        let spans: Vec<Span<'_>> =
-            feeds.iter().map(|f| self.running[f.request].choices[f.choice].sequence.span(f.rows)).collect();
+        let span = |feed: &Feed| {
+            let Running { request, choices, .. } = &self.running[feed.request];
+            choices[feed.choice].sequence.span(feed.rows, request.purpose)
+        };
+        let spans: Vec<Span<'_>> = feeds.iter().map(span).collect();
         let wanted = spans.iter().filter(|span| span.logits).count();
-        let decodes = feeds.iter().filter(|f| self.running[f.request].phase == Phase::Decode).count();
+        let decodes = feeds.iter().filter(|f| self.running[f.request].phase == Phase::Decode);
+        let decodes: usize = decodes.map(|f| f.rows).sum();
         let rows: usize = feeds.iter().map(|f| f.rows).sum();
 
         let vocab = self.executor.geometry().vocab;
@@ -198,16 +209,19 @@ impl ContinuousBatch {
             if feed.choice == 0 && start < request.prompt.len() && choice.generated == 0 {
                 account.fed(feed.rows);
             }
+            let all_fed = choice.sequence.pending() == 0;
             if let Phase::Prefill { until } = *phase {
                 account.prefill(choice.sequence.fed);
-                if choice.sequence.fed == until {
-                    read.push(feed.request);
+                match request.purpose {
+                    Purpose::Reply if choice.sequence.fed == until => read.push(feed.request),
+                    Purpose::Warm if all_fed => ended.push((feed.request, choice.sequence.id, None)),
+                    Purpose::Reply | Purpose::Warm => {}
                 }
             }
-            if choice.sequence.fed == choice.sequence.tokens.len() {
+            if all_fed && request.purpose == Purpose::Reply {
                 let logits = logits.next().expect("as many rows of logits as spans that want them");
                 if let Some(reason) = next_token(request, choice, account, logits, ledger) {
-                    ended.push((feed.request, choice.sequence.id, reason));
+                    ended.push((feed.request, choice.sequence.id, Some(reason)));
                 }
             }
         }
@@ -248,7 +262,8 @@ impl ContinuousBatch {
         }
     }
 
-    /// Which choice feeds how many rows: every decode, and the chunks the scheduler allows beside them.
+    /// Which choice feeds how many rows: every decode one, then those with several pending tokens more, then the chunks
+    /// the scheduler allows beside them.
     fn plan(&mut self) -> Vec<Feed> {
         let mut feeds = Vec::new();
         let mut prefilling = Vec::new();
@@ -263,7 +278,15 @@ impl ContinuousBatch {
                 }
             }
         }
-        let chunks = self.scheduler.plan(feeds.len(), &prefilling);
+        let mut room = self.scheduler.step_rows().saturating_sub(feeds.len());
+        for feed in &mut feeds {
+            let pending = self.running[feed.request].choices[feed.choice].sequence.pending();
+            let more = (pending - feed.rows).min(room);
+            feed.rows += more;
+            room -= more;
+        }
+        let decodes = feeds.iter().map(|feed| feed.rows).sum();
+        let chunks = self.scheduler.plan(decodes, &prefilling);
         feeds.extend(chunks.iter().map(|chunk| Feed { request: chunk.request, choice: 0, rows: chunk.rows }));
         feeds
     }
@@ -280,12 +303,15 @@ impl ContinuousBatch {
     }
 
     /// Ends choices, and the requests that were waiting for them; returns how many those were.
-    fn end_choices(&mut self, ended: Vec<(usize, SeqId, FinishReason)>, ledger: &mut Ledger) -> usize {
+    /// A sequence that was to say nothing ends without a reason.
+    fn end_choices(&mut self, ended: Vec<(usize, SeqId, Option<FinishReason>)>, ledger: &mut Ledger) -> usize {
         for (at, seq, reason) in ended {
             let run = &mut self.running[at];
             let gone = run.choices.iter().position(|c| c.sequence.id == seq).expect("a choice ends once");
             let Choice { sequence, line, .. } = run.choices.remove(gone);
-            line.finish(reason);
+            if let Some(reason) = reason {
+                line.finish(reason);
+            }
             retire(sequence, &run.request, &mut self.index, &mut *self.executor);
         }
         let before = self.running.len();
@@ -333,15 +359,55 @@ fn next_token(
     logits: &[f32],
     ledger: &mut Ledger,
 ) -> Option<FinishReason> {
+    if choice.guide.is_some() {
+        return next_guided(request, choice, account, logits, ledger);
+    }
     let forbidden: &[u32] = if choice.generated < request.min_tokens { &request.end_tokens } else { &[] };
     let out = choice.sampler.sample(logits, forbidden);
     let token = out.token;
     if !request.ignore_end && request.end_tokens.contains(&token) {
         return Some(FinishReason::End(token));
     }
+    say(request, choice, account, out, ledger)
+}
+
+/// The same for a choice with a guide.
+fn next_guided(
+    request: &GenerationRequest,
+    choice: &mut Choice,
+    account: &mut RunningAccount,
+    logits: &[f32],
+    ledger: &mut Ledger,
+) -> Option<FinishReason> {
+    let guide = choice.guide.as_mut().expect("asked for guided choices only");
+    let out = choice.sampler.propose(logits, guide.forbidden());
+    match guide.sampled(out.token) {
+        Guidance::Keep => {
+            choice.sampler.accept(out.token);
+            say(request, choice, account, out, ledger)
+        }
+        Guidance::Replace(tokens) => {
+            debug_assert!(!tokens.is_empty(), "a choice always has a pending token");
+            tokens.into_iter().find_map(|token| {
+                choice.sampler.accept(token);
+                say(request, choice, account, TokenOut { token, logprob: None, top: Vec::new() }, ledger)
+            })
+        }
+        Guidance::End => Some(FinishReason::Guided),
+    }
+}
+
+/// Appends a token and tells its reader; the reason if it is the last one.
+fn say(
+    request: &GenerationRequest,
+    choice: &mut Choice,
+    account: &mut RunningAccount,
+    out: TokenOut,
+    ledger: &mut Ledger,
+) -> Option<FinishReason> {
     choice.generated += 1;
     ledger.totals.generated_tokens += 1;
-    choice.sequence.tokens.push(token);
+    choice.sequence.tokens.push(out.token);
     choice.line.token(account, out);
     (choice.generated == request.reply_cap).then_some(FinishReason::Length)
 }

@@ -144,6 +144,12 @@ impl<'a> EngineThread<'a> {
                 self.publish();
                 let _ = done.send(pages);
             }
+            Command::Forget { tenant, tokens, keep, done } => {
+                let pages = self.batch.forget(tenant, &tokens, keep);
+                self.head_blocked &= pages == 0;
+                self.publish();
+                let _ = done.send(pages);
+            }
             Command::Shutdown => unreachable!("the loop that takes commands ends on it"),
         }
     }

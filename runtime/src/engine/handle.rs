@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::config::EngineConfig;
 use super::engine_thread;
 use super::ledger::WaitingAccount;
-use super::request::{Event, GenerationRequest, RequestId};
+use super::request::{Event, GenerationRequest, RequestId, TenantId};
 use super::status::{Board, EngineState, EngineStatus};
 use crate::executor::{Executor, ExecutorGeometry};
 
@@ -26,6 +26,7 @@ pub(super) enum Command {
     Cancel(Ticket),
     Drain { deadline: Instant, done: oneshot::Sender<DrainReport> },
     ClearCache { done: oneshot::Sender<usize> },
+    Forget { tenant: TenantId, tokens: Vec<u32>, keep: usize, done: oneshot::Sender<usize> },
     Shutdown,
 }
 
@@ -108,6 +109,14 @@ impl EngineHandle {
     pub async fn clear_cache(&self) -> usize {
         let (done, pages) = oneshot::channel();
         let _ = self.commands.send(Command::ClearCache { done });
+        pages.await.unwrap_or(0)
+    }
+
+    /// Forgets what is cached of `tokens` behind the first `keep` of them, as far as no other cached prefix goes on from
+    /// it and nobody reads it; returns how many pages came free.
+    pub async fn forget(&self, tenant: TenantId, tokens: Vec<u32>, keep: usize) -> usize {
+        let (done, pages) = oneshot::channel();
+        let _ = self.commands.send(Command::Forget { tenant, tokens, keep, done });
         pages.await.unwrap_or(0)
     }
 

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use plimsoll_runtime::engine::{
-//!     CachePolicy, Engine, EngineConfig, Event, GenerationRequest, RequestId, SamplingParams, TenantId, Terminal,
+//!     CachePolicy, Engine, EngineConfig, Event, GenerationRequest, Purpose, RequestId, SamplingParams, TenantId, Terminal,
 //! };
 //! use plimsoll_runtime::simulated::{IM_END, SimulatedExecutor, SimulatedLimits, SimulationScript, encode};
 //!
@@ -27,6 +27,8 @@
 //!     ignore_end: false,
 //!     banned: vec![],
 //!     cache: CachePolicy::Default,
+//!     purpose: Purpose::Reply,
+//!     guide: None,
 //! });
 //! let mut reply = Vec::new();
 //! while let Some(event) = generation.blocking_next() {
@@ -42,6 +44,7 @@
 //!
 //! - `request`: what goes in and what comes out. `config`: limits. `status`: what the engine says about itself.
 //! - `handle`: transport: commands, handles, the receiving end of a request.
+//! - `guide`: how a reply is written together with the model.
 //! - `engine_thread`: the loop.
 //! - `waiting_queue`, `admission`: who is next, and what a request needs over its whole life.
 //! - `continuous_batch`, `sequence`: the requests that run, and their bookkeeping.
@@ -54,6 +57,7 @@ mod checking_executor;
 mod config;
 mod continuous_batch;
 mod engine_thread;
+mod guide;
 mod handle;
 mod ledger;
 mod request;
@@ -65,9 +69,10 @@ mod tests;
 mod waiting_queue;
 
 pub use config::EngineConfig;
+pub use guide::{Guidance, Guide};
 pub use handle::{DrainReport, Engine, EngineHandle, Generation};
 pub use request::{
-    CachePolicy, ChoiceIndex, Event, FinishReason, GenerationRequest, Reject, RequestId, SamplingParams, TenantId,
-    Terminal, TokenLogprob, TokenOut, Usage,
+    CachePolicy, ChoiceIndex, Event, FinishReason, GenerationRequest, Purpose, Reject, RequestId, SamplingParams,
+    TenantId, Terminal, TokenLogprob, TokenOut, Usage,
 };
 pub use status::{EngineState, EngineStatus, EngineTotals};

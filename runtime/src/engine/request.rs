@@ -2,6 +2,8 @@
 //!
 //! Types only: the values make a half-built request or a token after the end impossible to express.
 
+use super::guide::Guide;
+
 /// Identity of a request, unique while the server lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -93,8 +95,18 @@ impl Default for SamplingParams {
     }
 }
 
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Purpose {
+    /// A reply.
+    #[default]
+    Reply,
+    /// Reading the prompt into the prefix cache, to its last token. Nothing is sampled; the caps of a reply take no part.
+    Warm,
+}
+
 /// A request as the engine takes it: token ids and exact numbers, everything already decided by the budget.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct GenerationRequest {
     /// Its identity, chosen by the caller.
     pub id: RequestId,
@@ -120,6 +132,11 @@ pub struct GenerationRequest {
     pub banned: Vec<u32>,
     /// How it meets the prefix cache.
     pub cache: CachePolicy,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Writes the reply together with the model; the request then has one choice, and `end_tokens`, `min_tokens` and
+    /// `ignore_end` take no part.
+    pub guide: Option<Box<dyn Guide>>,
 }
 
 /// A token's log-probability.
@@ -149,6 +166,8 @@ pub enum FinishReason {
     End(u32),
     /// The reply cap was reached.
     Length,
+    /// Its guide ended it.
+    Guided,
 }
 
 /// What a request used, counted by the engine.

@@ -66,6 +66,11 @@ impl Scheduler {
         Self { step_rows, stall_limit, step_limit, decode: None, row: None, last_turn: None }
     }
 
+    /// The most rows of a step.
+    pub fn step_rows(&self) -> usize {
+        self.step_rows
+    }
+
     /// Rows that prefill may have in a step with so many decodes.
     fn prefill_rows(&self, decodes: usize) -> usize {
         let room = self.step_rows.saturating_sub(decodes);

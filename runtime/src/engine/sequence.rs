@@ -6,9 +6,10 @@
 use plimsoll_kernels::PAGE_TOKENS;
 
 use super::admission::Lifetime;
+use super::guide::Guide;
 use super::handle::Ticket;
 use super::ledger::{ChoiceLine, RunningAccount};
-use super::request::{CachePolicy, GenerationRequest};
+use super::request::{CachePolicy, GenerationRequest, Purpose};
 use crate::executor::{SeqId, Span};
 use crate::page_pool::{PageTable, Reservation};
 use crate::prefix_index::PrefixIndex;
@@ -29,15 +30,20 @@ impl Sequence {
         Self { id, tokens: self.tokens.clone(), fed: self.fed, pages: self.pages.clone() }
     }
 
+    /// Tokens that are not fed yet.
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.fed
+    }
+
     /// The next `rows` pending tokens as a span; its pages must be prepared.
-    pub fn span(&self, rows: usize) -> Span<'_> {
+    pub fn span(&self, rows: usize, purpose: Purpose) -> Span<'_> {
         let end = self.fed + rows;
         Span {
             seq: self.id,
             tokens: &self.tokens[self.fed..end],
             start: self.fed as u32,
             pages: &self.pages.indices()[..end.div_ceil(PAGE_TOKENS)],
-            logits: end == self.tokens.len(),
+            logits: end == self.tokens.len() && purpose == Purpose::Reply,
         }
     }
 
@@ -58,6 +64,7 @@ impl Sequence {
 pub(super) struct Choice {
     pub sequence: Sequence,
     pub sampler: Sampler,
+    pub guide: Option<Box<dyn Guide>>,
     pub line: ChoiceLine,
     /// Tokens of the reply so far.
     pub generated: u32,
@@ -68,7 +75,7 @@ pub(super) struct Choice {
 pub(super) enum Phase {
     /// Its first choice reads the prompt up to here; the others are not forked yet.
     Prefill { until: usize },
-    /// Every choice has one pending token.
+    /// Every choice has a pending token, or several where its guide wrote them.
     Decode,
 }
 

@@ -6,7 +6,7 @@ use plimsoll_kernels::PAGE_TOKENS;
 
 use proptest::prelude::*;
 
-use super::checking_executor::{CheckingExecutor, END, Seen, reply};
+use super::checking_executor::{CheckingExecutor, END, Seen, guided_reply, reply};
 use super::*;
 use crate::simulated::{IM_END, SimulatedExecutor, SimulatedLimits, SimulationScript, encode};
 
@@ -29,6 +29,8 @@ fn request(prompt: Vec<u32>, reply_cap: u32) -> GenerationRequest {
         ignore_end: false,
         banned: vec![],
         cache: CachePolicy::Default,
+        purpose: Purpose::Reply,
+        guide: None,
     }
 }
 
@@ -501,6 +503,142 @@ fn a_shutdown_and_the_loss_of_the_last_handle_end_the_engine() {
     }
 }
 
+/// Writes `forced` in place of every `every`th token and ends after `most` sampled ones.
+#[derive(Clone, Debug)]
+struct Stamp {
+    every: usize,
+    forced: Vec<u32>,
+    most: usize,
+    sampled: usize,
+}
+
+impl Stamp {
+    fn new(every: usize, forced: usize, most: usize) -> Self {
+        Self { every, forced: (0..forced as u32).map(|i| i % END).collect(), most, sampled: 0 }
+    }
+}
+
+impl Guide for Stamp {
+    fn sampled(&mut self, _: u32) -> Guidance {
+        self.sampled += 1;
+        if self.sampled > self.most {
+            Guidance::End
+        } else if self.sampled.is_multiple_of(self.every) {
+            Guidance::Replace(self.forced.clone())
+        } else {
+            Guidance::Keep
+        }
+    }
+
+    fn forbidden(&self) -> &[u32] {
+        &[]
+    }
+}
+
+fn guided(prompt: Vec<u32>, cap: u32, guide: &Stamp) -> GenerationRequest {
+    GenerationRequest { guide: Some(Box::new(guide.clone())), ..request(prompt, cap) }
+}
+
+fn warm(prompt: Vec<u32>) -> GenerationRequest {
+    GenerationRequest { purpose: Purpose::Warm, ..request(prompt, 1) }
+}
+
+#[test]
+fn a_guided_reply_is_what_model_and_guide_write_together() {
+    let (engine, seen) = checked(64, 48, 8);
+    for (every, forced, most, cap) in [(1, 5, 3, 100), (3, 70, 12, 400), (4, 1, 40, 25), (2, 9, 50, 33), (9, 2, 0, 5)] {
+        let guide = Stamp::new(every, forced, most);
+        let expected = guided_reply(&prompt(1, 77), &mut guide.clone(), cap as usize);
+        let side = engine.submit(request(prompt(5, 40), 60));
+        let heard = hear(engine.submit(guided(prompt(1, 77), cap, &guide)));
+        assert_eq!(heard.replies.concat(), expected);
+        let reason = if expected.len() == cap as usize { FinishReason::Length } else { FinishReason::Guided };
+        assert_eq!(heard.reasons, [Some(reason)]);
+        assert_eq!(heard.usage().completion as usize, expected.len());
+        assert_eq!(hear(side).replies.concat(), reply(&prompt(5, 40), 60), "a neighbour is not disturbed");
+    }
+    assert!(seen.lock().unwrap().most_rows <= 48);
+    assert_at_rest(&engine);
+}
+
+#[test]
+fn forced_tokens_are_fed_several_at_a_time() {
+    let steps = |max_rows| {
+        let (engine, _) = checked(64, max_rows, 8);
+        let heard = hear(engine.submit(guided(prompt(1, 8), 400, &Stamp::new(1, 100, 2))));
+        (heard.replies.concat(), engine.status().totals.steps)
+    };
+    let (many, few_steps) = steps(128);
+    let (one, many_steps) = steps(1);
+    assert_eq!(many, one);
+    assert!(few_steps <= 4 && many_steps > 200, "{few_steps} {many_steps}");
+}
+
+#[test]
+fn what_is_appended_to_a_live_sequence_is_all_that_is_fed() {
+    let (engine, seen) = checked(64, 48, 8);
+    for live in [40, 64, 77] {
+        let live_prompt = prompt(live as u32, live);
+        let first = hear(engine.submit(request(live_prompt.clone(), 300)));
+        assert!(matches!(first.reasons[..], [Some(FinishReason::End(_))]), "all that was said was fed");
+        let mut longer = [live_prompt, first.replies.concat()].concat();
+        longer.extend([END, 1, 2, 3, 4, 5, 6]);
+        let rows = seen.lock().unwrap().rows;
+        let guide = Stamp::new(2, 3, 0);
+        let usage = hear(engine.submit(guided(longer.clone(), 50, &guide))).usage();
+        assert_eq!((usage.prefilled, usage.cached as usize), (7, longer.len() - 7));
+        assert_eq!(seen.lock().unwrap().rows - rows, 7);
+        let control = GenerationRequest { cache: CachePolicy::Bypass, ..guided(longer.clone(), 50, &guide) };
+        assert_eq!(hear(engine.submit(control)).usage().prefilled as usize, longer.len());
+    }
+}
+
+#[test]
+fn a_warm_prompt_is_cached_to_its_last_token_and_says_nothing() {
+    let (engine, seen) = checked(64, 48, 8);
+    for tokens in [1, 31, 32, 33, 100] {
+        let prompt = prompt(tokens as u32, tokens);
+        let heard = hear(engine.submit(warm(prompt.clone())));
+        let usage = heard.usage();
+        assert!(heard.replies.is_empty() && heard.reasons.is_empty());
+        assert_eq!((usage.prompt as usize, usage.completion), (tokens, 0));
+        let longer = [prompt, vec![7]].concat();
+        let usage = hear(engine.submit(request(longer.clone(), 10))).usage();
+        assert_eq!((usage.cached as usize, usage.prefilled), (tokens, 1));
+    }
+    assert_at_rest(&engine);
+    assert!(seen.lock().unwrap().live.is_empty());
+}
+
+#[test]
+fn a_pool_of_one_window_is_enough_to_replace_a_history() {
+    let (engine, _) = checked(16, 48, 8);
+    let head = prompt(3, 70);
+    let old = [head.clone(), prompt(4, 380)].concat();
+    hear(engine.submit(warm(old.clone())));
+    let fresh = [head.clone(), prompt(6, 380)].concat();
+    let forgotten = wait_for(engine.forget(TenantId(0), old, head.len()));
+    assert_eq!(forgotten, 450usize.div_ceil(PAGE_TOKENS) - 3);
+    let usage = hear(engine.submit(warm(fresh))).usage();
+    assert_eq!(usage.cached as usize, head.len(), "the head stayed");
+}
+
+#[test]
+fn a_summary_waits_while_others_fill_the_pool_and_they_go_on() {
+    let (engine, _) = checked(40, 64, 8);
+    let live = prompt(9, 100);
+    hear(engine.submit(warm(live.clone())));
+    // Four streams of ten pages each: the whole pool.
+    let streams: Vec<_> =
+        (0..4).map(|i| engine.submit(GenerationRequest { ignore_end: true, ..request(prompt(i, 20), 300) })).collect();
+    let summary = engine.submit(guided([live, vec![1, 2, 3]].concat(), 150, &Stamp::new(5, 4, 60)));
+    for stream in streams {
+        assert_eq!(hear(stream).replies.concat().len(), 300);
+    }
+    assert!(matches!(hear(summary).terminal, Some(Terminal::Finished(_))));
+    assert_at_rest(&engine);
+}
+
 #[test]
 fn an_idle_engine_keeps_saying_that_it_is_alive() {
     let (engine, _) = checked(4, 4, 4);
@@ -511,6 +649,9 @@ fn an_idle_engine_keeps_saying_that_it_is_alive() {
 #[derive(Clone, Debug)]
 enum Act {
     Submit { tenant: u64, seed: u32, length: usize, cap: u32, beyond: u32, n: u32, bypass: bool },
+    Warm { seed: u32, length: usize },
+    Guided { seed: u32, length: usize, cap: u32, every: usize, forced: usize },
+    Forget { seed: u32, length: usize, keep: usize },
     Listen { pick: prop::sample::Index, events: usize },
     Cancel { pick: prop::sample::Index },
     ClearCache,
@@ -523,6 +664,12 @@ fn act() -> impl Strategy<Value = Act> {
         8 => submit.prop_map(|(tenant, seed, length, cap, beyond, n, bypass)| Act::Submit {
             tenant, seed, length, cap, beyond, n, bypass
         }),
+        2 => (0u32..4, 1usize..260).prop_map(|(seed, length)| Act::Warm { seed, length }),
+        3 => (0u32..4, 1usize..260, 1u32..90, 1usize..9, 1usize..50).prop_map(|(seed, length, cap, every, forced)| {
+            Act::Guided { seed, length, cap, every, forced }
+        }),
+        2 => (0u32..4, 1usize..260, 0usize..100)
+            .prop_map(|(seed, length, keep)| Act::Forget { seed, length, keep }),
         4 => (pick(), 0usize..40).prop_map(|(pick, events)| Act::Listen { pick, events }),
         2 => pick().prop_map(|pick| Act::Cancel { pick }),
         1 => Just(Act::ClearCache),
@@ -541,7 +688,12 @@ proptest! {
         let (executor, seen) = CheckingExecutor::new(pages, pages * PAGE_TOKENS, max_rows, max_logits);
         let config = EngineConfig { queue_limit: 1000, ..EngineConfig::default() };
         let engine = Engine::start(Box::new(executor), config);
-        let mut open: Vec<(Generation, Heard, GenerationRequest)> = Vec::new();
+        struct Asked {
+            prompt: Vec<u32>,
+            expected: Vec<u32>,
+            choices: usize,
+        }
+        let mut open: Vec<(Generation, Heard, Asked)> = Vec::new();
         for act in acts {
             match act {
                 Act::Submit { tenant, seed, length, cap, beyond, n, bypass } => {
@@ -552,7 +704,22 @@ proptest! {
                         cache: if bypass { CachePolicy::Bypass } else { CachePolicy::Default },
                         ..request(prompt(seed, length), cap)
                     };
-                    open.push((engine.submit(asked.clone()), Heard::default(), asked));
+                    let expected = reply(&asked.prompt, cap as usize);
+                    let promise = Asked { prompt: asked.prompt.clone(), expected, choices: n as usize };
+                    open.push((engine.submit(asked), Heard::default(), promise));
+                }
+                Act::Warm { seed, length } => {
+                    let promise = Asked { prompt: prompt(seed, length), expected: vec![], choices: 0 };
+                    open.push((engine.submit(warm(promise.prompt.clone())), Heard::default(), promise));
+                }
+                Act::Guided { seed, length, cap, every, forced } => {
+                    let (prompt, guide) = (prompt(seed, length), Stamp::new(every, forced, 60));
+                    let expected = guided_reply(&prompt, &mut guide.clone(), cap as usize);
+                    let promise = Asked { prompt: prompt.clone(), expected, choices: 1 };
+                    open.push((engine.submit(guided(prompt, cap, &guide)), Heard::default(), promise));
+                }
+                Act::Forget { seed, length, keep } => {
+                    wait_for(engine.forget(TenantId(0), prompt(seed, length), keep));
                 }
                 Act::Listen { pick, events } if !open.is_empty() => {
                     let at = pick.index(open.len());
@@ -578,10 +745,10 @@ proptest! {
             }
             match heard.terminal {
                 Some(Terminal::Finished(usage)) => {
-                    let alone = reply(&asked.prompt, asked.reply_cap as usize);
-                    prop_assert_eq!(heard.reasons.len(), asked.n as usize);
+                    prop_assert_eq!(heard.reasons.len(), asked.choices);
+                    prop_assert_eq!(usage.prompt as usize, asked.prompt.len());
                     for said in &heard.replies {
-                        prop_assert_eq!(said, &alone);
+                        prop_assert_eq!(said, &asked.expected);
                     }
                     prop_assert_eq!(usage.cached + usage.prefilled, usage.prompt);
                 }

@@ -66,6 +66,10 @@ pub trait PrefixIndex: Evict {
     /// own, unless that would use up a page that may be promised. A partial page that is a prefix of a longer one is forgotten in favour of the longer one.
     fn insert(&mut self, tenant: TenantId, tokens: &[u32], pages: &mut [PageRef]);
 
+    /// Forgets the pages that hold nothing but tokens of this sequence behind its first `keep`, deepest first, up to one
+    /// that somebody uses or that another sequence goes on from; returns how many pages came free.
+    fn forget(&mut self, tenant: TenantId, tokens: &[u32], keep: usize) -> usize;
+
     /// Forgets everything; returns how many pages were held. Pages in use stay with their users.
     fn clear(&mut self) -> usize;
 
@@ -256,6 +260,32 @@ mod tests {
         assert_eq!(world.pool.counts().free, 8);
     }
 
+    fn forgetting_takes_a_branch_and_nothing_else<I: PrefixIndex>(index: I) {
+        let mut world = World::new(16, index);
+        let head = numbered(0, 2 * PAGE_TOKENS + 5);
+        let (old, other) = ([head.clone(), numbered(500, 70)].concat(), [head.clone(), numbered(900, 40)].concat());
+        for tokens in [&old, &other] {
+            let run = world.start(TENANT, tokens, 0).unwrap();
+            world.finish(run);
+        }
+        let reader = world.index.lookup(TENANT, &old);
+        assert_eq!(world.index.forget(TENANT, &old, head.len()), 0, "it is read");
+        drop(reader);
+        assert_eq!(world.index.forget(TenantId(9), &old, 0), 0, "another tenant's");
+        assert_eq!(world.index.forget(TENANT, &old, head.len()), 2, "the page with the head's end stays");
+        assert_eq!(world.index.lookup(TENANT, &old).tokens, 3 * PAGE_TOKENS);
+        assert_eq!(world.index.lookup(TENANT, &other).tokens, other.len());
+        assert_eq!(world.index.forget(TENANT, &old, 0), 1, "the full pages of the head have another child");
+        assert_eq!(world.index.forget(TENANT, &other, 0), 4);
+        assert_eq!(world.pool.counts().free, 16);
+    }
+
+    #[test]
+    fn a_forgotten_branch_leaves_its_head_and_other_branches() {
+        forgetting_takes_a_branch_and_nothing_else(PageTrie::default());
+        forgetting_takes_a_branch_and_nothing_else(NaiveIndex::default());
+    }
+
     #[test]
     fn a_page_in_use_does_not_keep_the_pages_before_it_from_being_evicted() {
         let mut world = World::new(8, PageTrie::default());
@@ -313,6 +343,7 @@ mod tests {
         Finish { pick: prop::sample::Index },
         Abandon { pick: prop::sample::Index },
         Evict { pages: usize },
+        Forget { tenant: u64, branches: Vec<u8>, keep: usize },
         Clear,
     }
 
@@ -327,6 +358,8 @@ mod tests {
             5 => pick().prop_map(|pick| Step::Finish { pick }),
             1 => pick().prop_map(|pick| Step::Abandon { pick }),
             2 => (1usize..5).prop_map(|pages| Step::Evict { pages }),
+            2 => (0u64..2, prop::collection::vec(0u8..12, 1..7), 0usize..100)
+                .prop_map(|(tenant, branches, keep)| Step::Forget { tenant, branches, keep }),
             1 => Just(Step::Clear),
         ]
     }
@@ -389,6 +422,14 @@ mod tests {
                         runs.swap_remove(at);
                     },
                     Step::Evict { pages } => prop_assert_eq!(fast.index.evict(pages), twin.index.evict(pages)),
+                    Step::Forget { tenant, branches, keep } => {
+                        let (tenant, tokens) = (TenantId(tenant), prompt(&branches));
+                        let (before, free) = (fast.index.pages(), fast.pool.counts().free);
+                        let forgotten = fast.index.forget(tenant, &tokens, keep);
+                        prop_assert_eq!(forgotten, twin.index.forget(tenant, &tokens, keep));
+                        prop_assert_eq!(fast.index.pages(), before - forgotten);
+                        prop_assert_eq!(fast.pool.counts().free, free + forgotten);
+                    }
                     Step::Clear => prop_assert_eq!(fast.index.clear(), twin.index.clear()),
                 }
                 prop_assert_eq!(fast.index.pages(), twin.index.pages());

@@ -100,6 +100,20 @@ impl PrefixIndex for NaiveIndex {
         }
     }
 
+    fn forget(&mut self, tenant: TenantId, tokens: &[u32], keep: usize) -> usize {
+        let on_path = |e: &Entry| e.tenant == tenant && tokens.starts_with(&e.prefix) && e.base() >= keep;
+        let mut forgotten = 0;
+        while let Some(deepest) =
+            (0..self.entries.len()).filter(|at| on_path(&self.entries[*at])).max_by_key(|at| self.entries[*at].base())
+            && !self.entries.iter().any(|e| self.entries[deepest].is_before(e))
+            && self.entries[deepest].page.is_evictable()
+        {
+            self.entries.remove(deepest);
+            forgotten += 1;
+        }
+        forgotten
+    }
+
     fn clear(&mut self) -> usize {
         self.entries.drain(..).count()
     }

@@ -214,6 +214,32 @@ impl PrefixIndex for PageTrie {
         }
     }
 
+    fn forget(&mut self, tenant: TenantId, tokens: &[u32], keep: usize) -> usize {
+        let mut path = Vec::new();
+        let (mut parent, mut at) = (Parent::Root(tenant), 0);
+        while at < tokens.len() {
+            let rest = &tokens[at..];
+            let wanted = &rest[..rest.len().min(PAGE_TOKENS)];
+            let Some((child, shared)) = self.closest_child(parent, wanted) else { break };
+            if shared < self.node(child).tokens.len() {
+                break;
+            }
+            path.push((at, child));
+            at += shared;
+            parent = Parent::Node(child);
+        }
+        let mut forgotten = 0;
+        while let Some((base, id)) = path.pop()
+            && base >= keep
+            && self.node(id).children.is_empty()
+            && self.node(id).page.is_evictable()
+        {
+            self.remove(id);
+            forgotten += 1;
+        }
+        forgotten
+    }
+
     fn clear(&mut self) -> usize {
         let pages = self.pages();
         self.roots.clear();

@@ -67,6 +67,14 @@ impl Sampler {
     /// neither banned nor forbidden is chosen, and failing that the lowest that is not banned.
     #[must_use]
     pub fn sample(&mut self, logits: &[f32], forbidden: &[u32]) -> TokenOut {
+        let out = self.propose(logits, forbidden);
+        self.accept(out.token);
+        out
+    }
+
+    /// The next token, not yet counted as said: [`Self::accept`] it, or another in its place.
+    #[must_use]
+    pub fn propose(&mut self, logits: &[f32], forbidden: &[u32]) -> TokenOut {
         let logits = &logits[..logits.len().min(self.vocab)];
         let token = self.choose(logits, forbidden);
         let (logprob, top) = match self.params.logprobs {
@@ -76,7 +84,6 @@ impl Sampler {
                 (Some(logprob), top)
             }
         };
-        self.accept(token);
         TokenOut { token, logprob, top }
     }
 

@@ -39,7 +39,11 @@ impl SimulatedLimits {
 #[derive(Debug)]
 struct Playing {
     tokens: Vec<u32>,
-    said: usize,
+    /// The next token to say.
+    next: usize,
+    /// Tokens fed since the last one was said: that one itself, or what a guide wrote in its place.
+    heard: Vec<u32>,
+    begun: bool,
     ttft_ms: u64,
     tpot_ms: u64,
 }
@@ -49,19 +53,43 @@ impl Playing {
         let mut tokens = encode(reply.text());
         tokens.push(IM_END);
         let (ttft_ms, tpot_ms) = reply.times_ms();
-        Self { tokens, said: 0, ttft_ms, tpot_ms }
+        Self { tokens, next: 0, heard: Vec::new(), begun: false, ttft_ms, tpot_ms }
     }
 
     /// The next token and how long it takes; after the end it is the end again.
     fn say(&mut self) -> (u32, u64) {
-        let wait = if self.said == 0 { self.ttft_ms } else { self.tpot_ms };
-        let token = self.tokens.get(self.said).copied().unwrap_or(IM_END);
-        self.said += 1;
-        (token, wait)
+        let wait = if self.begun { self.tpot_ms } else { self.ttft_ms };
+        self.begun = true;
+        self.find_place();
+        (self.tokens.get(self.next).copied().unwrap_or(IM_END), wait)
+    }
+
+    /// Goes on behind what was heard: what was said stands, or a guide wrote what comes next or further below. What
+    /// the script does not have is passed over, and the script stays where it is.
+    fn find_place(&mut self) {
+        let heard = std::mem::take(&mut self.heard);
+        let rest = &self.tokens[self.next..];
+        if rest.starts_with(&heard) {
+            self.next += heard.len();
+            return;
+        }
+        let space = |token: &u32| u8::try_from(*token).is_ok_and(|byte| byte.is_ascii_whitespace());
+        let Some(first) = heard.iter().position(|token| !space(token)) else { return };
+        let last = heard.iter().rposition(|token| !space(token)).expect("there is a first one");
+        let line = &heard[first..=last];
+        let begins_line = |at: usize| at == 0 || rest[at - 1] == u32::from(b'\n');
+        let found = rest.windows(line.len()).enumerate().find(|(at, window)| *window == line && begins_line(*at));
+        if let Some((at, _)) = found {
+            let end = at + line.len();
+            let breaks = heard.len() > last + 1 && rest.get(end) == Some(&u32::from(b'\n'));
+            self.next += end + usize::from(breaks);
+        }
     }
 }
 
-/// Replays a script; see the module's text. The first logits wanted for a sequence take the next reply.
+/// Replays a script; see the module's text. The first logits wanted for a sequence take the next reply. Where a guide
+/// writes tokens in place of the script's (the headings of a summary), the script goes on behind the same text, if it
+/// has it at the beginning of a line, and stays where it is if not.
 #[derive(Debug)]
 pub struct SimulatedExecutor {
     geometry: ExecutorGeometry,
@@ -89,7 +117,7 @@ impl SimulatedExecutor {
             geometry,
             replies: script.replies.clone().into(),
             default: ScriptedReply::Text(script.default.clone()),
-            faults: script.faults,
+            faults: script.faults.clone(),
             steps: 0,
             playing: HashMap::new(),
             logits: Vec::with_capacity(max_logits * VOCABULARY),
@@ -116,7 +144,13 @@ impl Executor for SimulatedExecutor {
         }
         self.logits.clear();
         let mut step_ms = 0;
-        for span in spans.iter().filter(|span| span.logits) {
+        for span in spans {
+            if let Some(playing) = self.playing.get_mut(&span.seq) {
+                playing.heard.extend_from_slice(span.tokens);
+            }
+            if !span.logits {
+                continue;
+            }
             let playing = self
                 .playing
                 .entry(span.seq)
@@ -154,6 +188,10 @@ mod tests {
         Span { seq: SeqId(seq), tokens: &[1], start: 0, pages: &[0], logits }
     }
 
+    fn fed(seq: u64, tokens: &[u32]) -> Span<'_> {
+        Span { seq: SeqId(seq), tokens, start: 0, pages: &[0], logits: true }
+    }
+
     fn peaks(logits: &[f32]) -> Vec<usize> {
         logits.chunks(VOCABULARY).map(|row| row.iter().position(|l| *l == PEAK).unwrap()).collect()
     }
@@ -162,10 +200,23 @@ mod tests {
     fn sequences_take_replies_in_the_order_in_which_they_first_want_logits() {
         let mut executor = SimulatedExecutor::new(&script(r#"["ab", "c"]"#), SimulatedLimits::for_window(99));
         assert_eq!(peaks(executor.forward(&[span(1, false), span(2, true)]).unwrap()), [97]);
-        assert_eq!(peaks(executor.forward(&[span(1, true), span(2, true)]).unwrap()), [99, 98]);
+        assert_eq!(peaks(executor.forward(&[span(1, true), fed(2, &[97])]).unwrap()), [99, 98]);
         let end = IM_END as usize;
-        assert_eq!(peaks(executor.forward(&[span(2, true), span(1, true)]).unwrap()), [end, end]);
+        assert_eq!(peaks(executor.forward(&[fed(2, &[98]), fed(1, &[99])]).unwrap()), [end, end]);
         assert_eq!(peaks(executor.forward(&[span(3, true)]).unwrap()), [usize::from(b'T')], "the default begins");
+    }
+
+    #[test]
+    fn a_script_goes_on_behind_what_a_guide_wrote() {
+        let replies = r###"["## A\n- one\n## B\n- two\n"]"###;
+        let mut executor = SimulatedExecutor::new(&script(replies), SimulatedLimits::for_window(99));
+        let mut next = |text: &str| peaks(executor.forward(&[fed(1, &encode(text))]).unwrap())[0] as u8 as char;
+        assert_eq!(next("prompt"), '#');
+        assert_eq!(next("## A\n"), '-', "what it would have said itself");
+        assert_eq!(next("- on"), 'e');
+        assert_eq!(next("\n## Missing\n"), 'e', "the script does not have it");
+        assert_eq!(next("\n## B\n"), '-');
+        assert_eq!(next("-"), ' ');
     }
 
     #[test]

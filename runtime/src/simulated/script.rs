@@ -12,6 +12,7 @@
 
 use std::path::Path;
 
+use plimsoll_models::preset::Fallback;
 use serde::{Deserialize, Serialize};
 
 /// What is said when the replies are used up and the script does not say.
@@ -78,13 +79,29 @@ impl ScriptedReply {
 }
 
 /// Faults that a test of a server wants to see handled. Steps are counted from 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimulationFaults {
     /// The step that fails as a broken device does.
     pub error_at_step: Option<u64>,
     /// The step that panics as a bug does.
     pub panic_at_step: Option<u64>,
+    /// A compaction that waits before it goes on from a step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_compaction: Option<CompactionPause>,
+    /// The step of a compaction that fails as a broken disk does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fail_compaction: Option<String>,
+}
+
+/// Where a compaction waits, and how long.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompactionPause {
+    /// The step's name.
+    pub step: String,
+    /// Milliseconds.
+    pub ms: u64,
 }
 
 /// A simulation; see the module's text.
@@ -102,6 +119,15 @@ pub struct SimulationScript {
     /// The reply when they are used up.
     #[serde(default = "over")]
     pub default: String,
+    /// Served as a preset whose sessions the server compacts by itself.
+    #[serde(default)]
+    pub managed: bool,
+    /// Served as a preset with a guard: a compaction that fails stops the session.
+    #[serde(default)]
+    pub guarded: bool,
+    /// What fills a section of a summary that the script fails at.
+    #[serde(default)]
+    pub fallback: Fallback,
     /// Faults to inject.
     #[serde(default, skip_serializing_if = "is_faultless")]
     pub faults: SimulationFaults,

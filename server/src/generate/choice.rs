@@ -112,6 +112,7 @@ impl ChoicePipeline {
                 self.generated += 1;
                 Finish::Stop
             }
+            FinishReason::Guided => Finish::Stop,
             FinishReason::Length => Finish::Length,
         };
         let mut update = ChoiceUpdate { choice: self.choice, ..ChoiceUpdate::default() };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_runtime::budget::Tokens;
-use plimsoll_runtime::engine::{CachePolicy, GenerationRequest, TenantId};
+use plimsoll_runtime::engine::{CachePolicy, GenerationRequest, Purpose, TenantId};
 use plimsoll_runtime::stop_strings::StopStrings;
 
 use super::choice::ChoicePipeline;
@@ -99,6 +99,8 @@ pub fn grant(state: &ServerState, served: &ServedModel, prepared: Prepared<'_>) 
         ignore_end: false,
         banned: text.banned().to_vec(),
         cache,
+        purpose: Purpose::Reply,
+        guide: None,
     };
     let reading = Reading {
         budget: served.budget.clone(),
