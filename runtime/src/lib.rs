@@ -7,6 +7,7 @@
 //! - [`executor`]: the contract between the engine and something that computes logits.
 //! - [`model_executor`]: an architecture on a device behind it.
 //! - [`model_text`]: what tokens mean: rendering, splitting, the text side of a model.
+//! - [`sessions`]: which conversation a request belongs to, and what stands for its compacted part, on disk.
 //! - [`simulated`]: scripted replies behind the same contract.
 //! - [`verify`]: a model against itself and against reference logits.
 //! - [`sampler`]: from logits to a token.
@@ -23,6 +24,7 @@ pub mod model_text;
 pub mod page_pool;
 pub mod prefix_index;
 pub mod sampler;
+pub mod sessions;
 pub mod simulated;
 pub mod stop_strings;
 pub mod verify;

@@ -1,0 +1,26 @@
+//! Sessions: which conversation a request belongs to, what stands in the place of its compacted part, and what is
+//! written down about it.
+//!
+//! - [`chain`]: the digests by which a conversation is recognised.
+//! - [`effective_form`]: what takes the place of a replaced part.
+//! - [`compaction_record`]: what is written down about a compaction.
+//! - [`store`]: the SQLite file, owned by one thread that commits what is queued together.
+//! - [`history`]: a conversation as it is rendered.
+//! - [`session`]: one conversation: its turns, forms, records, and the lock of its compactions.
+//! - [`book`]: all sessions.
+
+pub mod book;
+pub mod chain;
+pub mod compaction_record;
+pub mod effective_form;
+pub mod history;
+pub mod session;
+pub mod store;
+
+pub use book::{Asked, OpenSession, Recovery, SessionBook};
+pub use chain::{ChainEnd, ChainKey, Link, SessionId, head_len};
+pub use compaction_record::{CompactionId, CompactionRecord, CompactionState, FailureReason, SpanRef, Trigger};
+pub use effective_form::{Checkpoint, EffectiveForm};
+pub use history::History;
+pub use session::{CompactionLock, Live, Session};
+pub use store::StoreError;
