@@ -41,7 +41,7 @@ async fn wrong_requests_are_answered_by_name() {
         (json!({"n": 1000}), 400, "integer_above_max_value", Some("n")),
         (json!({"response_format": {"type": "json_object"}}), 400, "unsupported_value", Some("response_format")),
         (json!({"tool_choice": "required"}), 400, "unsupported_value", Some("tool_choice")),
-        (json!({"context_management": {}}), 400, "unsupported_parameter", Some("context_management")),
+        (json!({"context_management": {}}), 400, "invalid_type", Some("context_management")),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
             400,
