@@ -29,7 +29,7 @@ use crate::gguf::{GgufError, GgufFile};
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 
 pub use escape::{SENTINEL, escape, unescape};
-pub use system_turns::normalise_for_template;
+pub use system_turns::{merge_user_turns, normalise_for_template, system_into_first_user};
 
 use environment::CompiledTemplate;
 
@@ -85,6 +85,11 @@ impl RenderedPrompt {
     /// The prompt with look-alikes escaped: every special token in it is one.
     pub fn escaped(&self) -> &str {
         &self.escaped
+    }
+
+    /// The same, to keep.
+    pub fn into_escaped(self) -> String {
+        self.escaped
     }
 
     /// The prompt for people.

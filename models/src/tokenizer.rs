@@ -158,14 +158,21 @@ impl Tokenizer {
     /// BOS is added where the model wants it and the template did not write it.
     #[must_use]
     pub fn encode_prompt(&self, prompt: &RenderedPrompt) -> Vec<u32> {
-        let mut ids = Vec::with_capacity(prompt.escaped().len() / 3);
-        for segment in self.structure.split(prompt.escaped()) {
+        self.with_bos(self.encode_escaped(prompt.escaped()))
+    }
+
+    /// Encodes a stretch of a rendered prompt in its escaped form ([`RenderedPrompt::escaped`]); nothing is put in front.
+    /// The stretch begins at the start of the prompt or with a special token.
+    #[must_use]
+    pub fn encode_escaped(&self, escaped: &str) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(escaped.len() / 3);
+        for segment in self.structure.split(escaped) {
             match segment {
                 Segment::Token(id) => ids.push(id),
                 Segment::Text(text) => self.push_text(&crate::template::unescape(text), &mut ids),
             }
         }
-        self.with_bos(ids)
+        ids
     }
 
     /// The ids with BOS in front, where the model wants it and it is not there.

@@ -5,6 +5,7 @@
 
 mod file_text;
 mod simulated_text;
+mod template_text;
 
 use std::sync::Arc;
 
@@ -86,6 +87,9 @@ pub struct Rendered {
     /// As tokens, for the model. Special tokens stand only where the template put them, never where a message has
     /// text that looks like one.
     pub tokens: Vec<u32>,
+    /// What of the prompt's end already belongs to the reply (reasoning that the template opens): it is a part of the
+    /// turn's spoken tokens.
+    pub reply_lead: Vec<u32>,
 }
 
 /// What a splitter is certain of.

@@ -26,6 +26,36 @@ pub fn normalise_for_template(messages: &[Message]) -> Vec<Message> {
     normal
 }
 
+/// Consecutive user turns as one, for templates that demand that user and assistant alternate.
+#[must_use]
+pub fn merge_user_turns(messages: Vec<Message>) -> Vec<Message> {
+    let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
+    for message in messages {
+        match merged.last_mut() {
+            Some(last) if last.role == Role::User && message.role == Role::User => {
+                last.content.push_str("\n\n");
+                last.content.push_str(&message.content);
+            }
+            _ => merged.push(message),
+        }
+    }
+    merged
+}
+
+/// The leading system message in front of the first user turn, for templates that refuse the role.
+#[must_use]
+pub fn system_into_first_user(mut messages: Vec<Message>) -> Vec<Message> {
+    if messages.first().is_none_or(|message| message.role != Role::System) {
+        return messages;
+    }
+    let system = messages.remove(0);
+    match messages.first_mut() {
+        Some(first) if first.role == Role::User => first.content = format!("{}\n\n{}", system.content, first.content),
+        _ => messages.insert(0, Message::text(Role::User, system.content)),
+    }
+    messages
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,6 +71,17 @@ mod tests {
             talk(&[(System, "a"), (System, ""), (System, "b"), (User, "hi"), (Assistant, "yo"), (System, "c")]);
         let expected = talk(&[(System, "a\n\nb"), (User, "hi"), (Assistant, "yo"), (User, "[system message]\nc")]);
         assert_eq!(normalise_for_template(&messages), expected);
+    }
+
+    #[test]
+    fn user_turns_merge_and_a_system_message_moves_where_a_template_wants_it() {
+        use Role::{Assistant, System, User};
+        let messages = talk(&[(User, "a"), (User, "b"), (Assistant, "c"), (User, "d"), (User, "e"), (User, "f")]);
+        assert_eq!(merge_user_turns(messages), talk(&[(User, "a\n\nb"), (Assistant, "c"), (User, "d\n\ne\n\nf")]));
+        let moved = system_into_first_user(talk(&[(System, "s"), (User, "a")]));
+        assert_eq!(moved, talk(&[(User, "s\n\na")]));
+        assert_eq!(system_into_first_user(talk(&[(System, "s"), (Assistant, "a")]))[0], Message::text(User, "s"));
+        assert_eq!(system_into_first_user(talk(&[(User, "a")])), talk(&[(User, "a")]));
     }
 
     #[test]

@@ -5,17 +5,17 @@
 use std::sync::Arc;
 
 use plimsoll_models::dialect::{Dialect, OutputPart, OutputSplitter, ToolsOffered};
-use plimsoll_models::template::{ChatTemplate, RenderedPrompt, TemplateOptions};
+use plimsoll_models::template::ChatTemplate;
 use plimsoll_models::tokenizer::{ControlTokens, Tokenizer};
-use serde_json::{Map, Value};
 
-use super::{Conversation, Ending, ModelText, Rendered, SplitPiece, Splitter, TextError, TurnFrame};
+use super::template_text::{Codec, TemplateText};
+use super::{Conversation, ModelText, Rendered, SplitPiece, Splitter, TextError, TurnFrame};
 
 /// The text side of one model file.
 #[derive(Debug)]
 pub struct FileText {
     tokenizer: Arc<Tokenizer>,
-    template: Option<Arc<ChatTemplate>>,
+    template: Option<TemplateText>,
     dialect: Dialect,
     banned: Vec<u32>,
 }
@@ -30,40 +30,27 @@ impl FileText {
         logits: usize,
     ) -> Self {
         let banned = (tokenizer.vocab_size()..logits).map(|id| id as u32).collect();
+        let template = template.map(|template| TemplateText::new(template, dialect, &*tokenizer));
         Self { tokenizer, template, dialect, banned }
     }
 }
 
-/// Renders with a template in the form its dialect wants.
-pub(super) fn render_with(
-    template: &ChatTemplate,
-    dialect: &Dialect,
-    conversation: Conversation<'_>,
-) -> Result<RenderedPrompt, TextError> {
-    if !conversation.tools.is_empty() && !dialect.tool_prompt_supported() {
-        return Err(TextError::NoToolFormat);
+impl Codec for Tokenizer {
+    fn encode_escaped(&self, escaped: &str) -> Vec<u32> {
+        Tokenizer::encode_escaped(self, escaped)
     }
-    let messages: Vec<_> =
-        conversation.messages.iter().cloned().map(|message| dialect.split_history(message)).collect();
-    let prepared = dialect.prepare(&messages, conversation.tools);
-    let mut variables: Map<String, Value> = conversation.variables.clone();
-    let enable_thinking = match variables.remove("enable_thinking") {
-        Some(Value::Bool(enabled)) => Some(enabled),
-        Some(other) => {
-            variables.insert("enable_thinking".into(), other);
-            None
-        }
-        None => None,
-    };
-    let options = TemplateOptions {
-        add_generation_prompt: conversation.ending == Ending::Reply,
-        enable_thinking,
-        variables,
-        now: None,
-    };
-    template
-        .render(&prepared.messages, &prepared.tools, &options)
-        .map_err(|error| TextError::Template(error.to_string()))
+
+    fn with_beginning(&self, tokens: Vec<u32>) -> Vec<u32> {
+        self.with_bos(tokens)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        Tokenizer::decode(self, tokens, ControlTokens::Show)
+    }
+
+    fn end_tokens(&self) -> &[u32] {
+        Tokenizer::end_tokens(self)
+    }
 }
 
 impl ModelText for FileText {
@@ -83,8 +70,7 @@ impl ModelText for FileText {
         let Some(template) = &self.template else {
             return Err(TextError::NoTemplate);
         };
-        let prompt = render_with(template, &self.dialect, conversation)?;
-        Ok(Rendered { tokens: self.tokenizer.encode_prompt(&prompt), text: prompt.text() })
+        template.render(conversation, &*self.tokenizer)
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
@@ -104,7 +90,7 @@ impl ModelText for FileText {
     }
 
     fn turn_frame(&self) -> Option<&TurnFrame> {
-        None
+        self.template.as_ref()?.turn_frame()
     }
 
     fn tool_call_opening(&self) -> Option<&str> {
