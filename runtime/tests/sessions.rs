@@ -31,7 +31,7 @@ fn conversation() -> Vec<Message> {
 }
 
 async fn open(book: &SessionBook, messages: &[Message]) -> OpenSession {
-    book.session(Asked { tenant: ME, model: "m", name: None, messages }).await.unwrap()
+    book.session(Asked { tenant: ME, model: "m", name: None, messages })
 }
 
 /// A record of a compaction of the first `turns` turns.
@@ -141,7 +141,7 @@ async fn names_tenants_models_and_simultaneous_twins_make_sessions() {
     let book = SessionBook::in_memory();
     let messages = conversation();
     let ask = async |tenant: TenantId, model: &str, name: Option<&str>| {
-        book.session(Asked { tenant, model, name, messages: &messages }).await.unwrap()
+        book.session(Asked { tenant, model, name, messages: &messages })
     };
     let named = ask(ME, "m", Some("work")).await.session.id().clone();
     assert_eq!(ask(ME, "m", Some("work")).await.session.id(), &named);
@@ -149,7 +149,7 @@ async fn names_tenants_models_and_simultaneous_twins_make_sessions() {
     for (tenant, model, name) in [(TenantId(2), "m", "work"), (ME, "n", "work"), (ME, "m", "play")] {
         assert_ne!(ask(tenant, model, Some(name)).await.session.id(), &named);
     }
-    assert!(book.find(TenantId(2), named.as_str()).is_none());
+    assert!(book.find(TenantId(2), named.as_str(), ["m"]).is_none());
     let first = ask(TenantId(3), "m", None).await;
     replace(&first, 4).await;
     let twin = ask(TenantId(3), "m", None).await;
@@ -157,8 +157,10 @@ async fn names_tenants_models_and_simultaneous_twins_make_sessions() {
     assert!(twin.session.history(&messages, &twin.links).form.is_some(), "it begins as the other's equal");
     let id = twin.session.id().clone();
     drop((first, twin));
-    assert!(book.delete(TenantId(3), id.as_str()).await.unwrap());
-    assert!(!book.delete(TenantId(3), id.as_str()).await.unwrap());
+    let twin = book.find(TenantId(3), id.as_str(), []).unwrap();
+    book.delete(&twin).await.unwrap();
+    assert!(book.find(TenantId(3), id.as_str(), []).is_none());
+    assert_eq!(book.find(ME, "work", ["x", "m"]).unwrap().id(), &named);
 }
 
 #[tokio::test]

@@ -12,9 +12,12 @@ use plimsoll_models::chat::Message;
 
 use super::chain::{ChainEnd, ChainKey, Link, SessionId};
 use super::compaction_record::{CompactionRecord, CompactionState, FailureReason};
-use super::session::Session;
-use super::store::{Change, Counters, Store, StoreError, StoredSession};
+use super::session::{Live, Session};
+use super::store::{Change, Store, StoreError, StoredSession};
 use crate::engine::TenantId;
+
+/// Sessions that are kept; beyond it, the one that was used longest ago is forgotten for good.
+pub const SESSIONS_LIMIT: usize = 4096;
 
 /// What a request says about its session.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +60,7 @@ pub struct Recovery {
 
 #[derive(Debug, Default)]
 struct Known {
+    clock: u64,
     sessions: HashMap<SessionId, Arc<Session>>,
     /// The session that was at a place in a conversation last.
     by_end: HashMap<ChainEnd, SessionId>,
@@ -67,6 +71,7 @@ struct Known {
 pub struct SessionBook {
     store: Store,
     key: ChainKey,
+    limit: usize,
     known: Arc<Mutex<Known>>,
 }
 
@@ -78,7 +83,7 @@ impl SessionBook {
     pub fn open(folder: &Path) -> Result<(Self, Recovery), StoreError> {
         let (store, key, stored) = Store::open(folder)?;
         let mut recovery = Recovery { sessions: stored.len(), interrupted: 0 };
-        let book = Self { store, key, known: Arc::default() };
+        let book = Self { store, key, limit: SESSIONS_LIMIT, known: Arc::default() };
         for mut session in stored {
             let closed: Vec<Change> = session.records.iter_mut().filter_map(close_interrupted).collect();
             recovery.interrupted += closed.len();
@@ -91,7 +96,23 @@ impl SessionBook {
     /// A book that ends with the process.
     pub fn in_memory() -> Self {
         let (store, key) = Store::in_memory().expect("a store in memory needs no file and no lock");
-        Self { store, key, known: Arc::default() }
+        Self { store, key, limit: SESSIONS_LIMIT, known: Arc::default() }
+    }
+
+    /// The same book with room for another number of sessions, at least 1.
+    #[must_use]
+    pub fn with_limit(self, limit: usize) -> Self {
+        Self { limit: limit.max(1), ..self }
+    }
+
+    /// A key for `purpose` that lives as long as the store.
+    pub fn derived_key(&self, purpose: &str) -> [u8; 32] {
+        *blake3::Hasher::new_keyed(&self.key.0).update(b"key").update(purpose.as_bytes()).finalize().as_bytes()
+    }
+
+    /// The digests of a conversation.
+    pub fn links(&self, session: &Session, messages: &[Message]) -> Vec<Link> {
+        self.key.links(session.tenant(), session.model(), messages)
     }
 
     /// Plain maps, valid whatever happened while they were locked.
@@ -106,24 +127,33 @@ impl SessionBook {
             known.by_end.insert(end, session.id().clone());
         }
         known.sessions.insert(session.id().clone(), session.clone());
+        known.use_now(&session);
+        while known.sessions.len() > self.limit {
+            let idle = known.sessions.values().filter(|other| !other.is_running() && other.id() != session.id());
+            let Some(oldest) = idle.min_by_key(|other| other.used_at()).cloned() else { break };
+            tracing::info!(session = %oldest.id(), limit = self.limit, "the session used longest ago is forgotten");
+            known.forget(&oldest);
+            self.store.write_later(vec![Change::Delete(oldest.id().clone())]);
+        }
         session
     }
 
     /// Finds or begins the session of a request, which counts as running until the answer is dropped.
-    ///
-    /// # Errors
-    /// A session that has to be written first could not be.
-    pub async fn session(&self, asked: Asked<'_>) -> Result<OpenSession, StoreError> {
+    pub fn session(&self, asked: Asked<'_>) -> OpenSession {
         let links = self.key.links(asked.tenant, asked.model, asked.messages);
         let session = match self.meant(&asked, &links) {
             Meant::Known(session) => session,
             Meant::Begin(stored) => {
-                self.store.write(written(&stored)).await?;
+                // What nobody can come back to is not written.
+                if asked.name.is_some() || !links.is_empty() {
+                    self.store.write_later(written(&stored));
+                }
                 self.keep(*stored)
             }
         };
         session.learn(asked.messages, &links);
         let mut known = self.known();
+        known.use_now(&session);
         for link in &links {
             known.by_end.insert(link.end, session.id().clone());
         }
@@ -131,21 +161,25 @@ impl SessionBook {
         if let Some(link) = links.last() {
             session.begin(link.end);
         }
-        Ok(OpenSession { session, links })
+        OpenSession { session, links }
+    }
+
+    /// The reply to a request has been said: `messages` are the request's and the reply. Where the engine can tell,
+    /// `said` are the reply's tokens and what lies in the cache.
+    pub fn settle_reply(&self, open: &OpenSession, messages: &[Message], said: Option<(Arc<[u32]>, LiveTokens)>) {
+        let links = self.links(&open.session, messages);
+        let Some(link) = links.last() else { return };
+        match said {
+            None => open.session.learn(messages, &links),
+            Some((spoken, LiveTokens { tokens, closed })) => {
+                open.session.settle_reply(messages, &links, spoken, Live { tokens, end: link.end, closed });
+            }
+        }
+        self.known().by_end.insert(link.end, open.session.id().clone());
     }
 
     fn meant(&self, asked: &Asked<'_>, links: &[Link]) -> Meant {
-        let begin = |id| {
-            Meant::Begin(Box::new(StoredSession {
-                id,
-                tenant: asked.tenant,
-                model: asked.model.to_owned(),
-                counters: Counters::default(),
-                turns: Vec::new(),
-                records: Vec::new(),
-                forms: Vec::new(),
-            }))
-        };
+        let begin = |id| Meant::Begin(Box::new(StoredSession::new(id, asked.tenant, asked.model.to_owned())));
         if let Some(name) = asked.name {
             let id = self.key.named_session(asked.tenant, asked.model, name);
             let own = |session: &Arc<Session>| session.tenant() == asked.tenant && session.model() == asked.model;
@@ -167,29 +201,40 @@ impl SessionBook {
         }
     }
 
-    /// A tenant's session, by its id.
-    pub fn find(&self, tenant: TenantId, id: &str) -> Option<Arc<Session>> {
-        let id = SessionId::from_stored(id.to_owned());
-        self.known().sessions.get(&id).filter(|session| session.tenant() == tenant).cloned()
+    /// A tenant's session, by its id or by the name its client has for it with one of `models`.
+    pub fn find<'a>(
+        &self,
+        tenant: TenantId,
+        name: &str,
+        models: impl IntoIterator<Item = &'a str>,
+    ) -> Option<Arc<Session>> {
+        let known = self.known();
+        let id = SessionId::from_stored(name.to_owned());
+        let by_id = known.sessions.get(&id).filter(|session| session.tenant() == tenant);
+        let by_name = || {
+            let named = models.into_iter().map(|model| self.key.named_session(tenant, model, name));
+            named.filter_map(|id| known.sessions.get(&id)).max_by_key(|session| session.used_at())
+        };
+        by_id.or_else(by_name).cloned()
     }
 
-    /// All sessions of a tenant, in no order.
+    /// All sessions of a tenant, most recently used first.
     pub fn list(&self, tenant: TenantId) -> Vec<Arc<Session>> {
-        self.known().sessions.values().filter(|session| session.tenant() == tenant).cloned().collect()
+        let mut sessions: Vec<_> =
+            self.known().sessions.values().filter(|session| session.tenant() == tenant).cloned().collect();
+        sessions.sort_by_key(|session| std::cmp::Reverse(session.used_at()));
+        sessions
     }
 
-    /// Forgets a session for good, after a compaction of it that runs. False: the tenant has none of that id.
+    /// Forgets a session for good, after a compaction of it that runs.
     ///
     /// # Errors
     /// The store could not be written; the session stays.
-    pub async fn delete(&self, tenant: TenantId, id: &str) -> Result<bool, StoreError> {
-        let Some(session) = self.find(tenant, id) else { return Ok(false) };
+    pub async fn delete(&self, session: &Arc<Session>) -> Result<(), StoreError> {
         let _lock = session.compaction_lock().await;
         self.store.write(vec![Change::Delete(session.id().clone())]).await?;
-        let mut known = self.known();
-        known.sessions.remove(session.id());
-        known.by_end.retain(|_, owner| owner != session.id());
-        Ok(true)
+        self.known().forget(session);
+        Ok(())
     }
 
     /// Waits until everything that was said so far is on stable storage.
@@ -198,6 +243,32 @@ impl SessionBook {
     /// Some of it could not be written.
     pub async fn flush(&self) -> Result<(), StoreError> {
         self.store.write(Vec::new()).await
+    }
+}
+
+/// What of a session lies in the engine's cache, with its reply at the end.
+#[derive(Clone, Debug)]
+pub struct LiveTokens {
+    /// As they were fed.
+    pub tokens: Arc<Vec<u32>>,
+    /// Whether the last turn is closed.
+    pub closed: bool,
+}
+
+impl Known {
+    fn use_now(&mut self, session: &Session) {
+        self.clock += 1;
+        session.used(self.clock);
+    }
+
+    /// Places that another session has taken over in the meantime are that session's.
+    fn forget(&mut self, session: &Session) {
+        self.sessions.remove(session.id());
+        for end in session.ends() {
+            if self.by_end.get(&end) == Some(session.id()) {
+                self.by_end.remove(&end);
+            }
+        }
     }
 }
 
@@ -220,7 +291,13 @@ fn written(stored: &StoredSession) -> Vec<Change> {
         span: *span,
         form: Box::new(form.clone()),
     });
-    std::iter::once(session).chain(turns).chain(forms).collect()
+    let notices = stored.notices.iter().map(|(end, text)| Change::Notice {
+        session: stored.id.clone(),
+        end: *end,
+        text: text.clone(),
+    });
+    let head = stored.head.iter().map(|head| Change::Head { session: stored.id.clone(), head: Box::new(head.clone()) });
+    std::iter::once(session).chain(turns).chain(forms).chain(notices).chain(head).collect()
 }
 
 /// Nobody is left to end what an earlier process began. Its summary, if there is one, stays as evidence.

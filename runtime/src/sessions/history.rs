@@ -15,6 +15,8 @@ pub struct History {
     pub messages: Vec<Message>,
     /// Tokens of assistant turns that the model generated itself, by place in `messages`.
     pub spoken: Vec<Option<Arc<[u32]>>>,
+    /// Where notices stand: the place in `messages`, and the bytes of the message's own text in front of the notice.
+    pub noticed: Vec<(usize, usize)>,
     /// Leading system messages.
     pub head: usize,
     /// What stands for the compacted part.
@@ -25,4 +27,21 @@ pub struct History {
     pub replaced_turns: usize,
     /// What the client should know about how its history was read, a sentence each.
     pub edits: Vec<String>,
+}
+
+impl History {
+    /// The place in `messages` of the client's turn number `turn`; it must not be one that the form stands for.
+    pub fn place_of_turn(&self, turn: usize) -> usize {
+        debug_assert!(turn >= self.replaced_turns);
+        self.head + self.form_messages + turn - self.replaced_turns
+    }
+
+    /// A message without the notice that was appended to it.
+    pub fn without_notice(&self, place: usize) -> Message {
+        let mut message = self.messages[place].clone();
+        if let Some((_, own)) = self.noticed.iter().find(|(noticed, _)| *noticed == place) {
+            message.content.truncate(*own);
+        }
+        message
+    }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plimsoll_models::chat::{Message, Role};
@@ -13,8 +14,12 @@ use plimsoll_models::chat::{Message, Role};
 use super::chain::{ChainEnd, Link, Results, SessionId, head_len, same_turn};
 use super::compaction_record::{CompactionId, CompactionRecord, CompactionState, SpanRef};
 use super::effective_form::EffectiveForm;
+use super::head::Head;
 use super::history::History;
+use super::notice::{self, Told};
+use super::reading::Reading;
 use super::store::{Change, Counters, Store, StoreError, StoredSession, StoredTurn};
+use crate::budget::{Budget, LastCompaction, Meter, Tokens, Zone};
 use crate::engine::TenantId;
 
 /// Failures in a row after which a session is no longer compacted automatically.
@@ -53,7 +58,10 @@ struct State {
     /// Oldest first.
     records: Vec<CompactionRecord>,
     counters: Counters,
+    notices: HashMap<ChainEnd, String>,
+    head: Option<Arc<Head>>,
     live: Option<Live>,
+    reading: Option<Reading>,
     /// Last turns of the requests that run.
     running: Vec<ChainEnd>,
 }
@@ -66,12 +74,13 @@ pub struct Session {
     model: String,
     store: Store,
     compacting: Arc<tokio::sync::Mutex<()>>,
+    used_at: AtomicU64,
     state: Mutex<State>,
 }
 
 impl Session {
     pub(super) fn from_stored(stored: StoredSession, store: Store) -> Self {
-        let StoredSession { id, tenant, model, counters, turns, records, forms } = stored;
+        let StoredSession { id, tenant, model, counters, turns, records, forms, notices, head } = stored;
         let turns = turns.into_iter().map(|turn| {
             (turn.end, Turn { parent: turn.parent, message: turn.message, spoken: turn.spoken.map(Arc::from) })
         });
@@ -80,10 +89,14 @@ impl Session {
             forms: forms.into_iter().map(|(span, form)| (span, Arc::new(form))).collect(),
             records,
             counters,
+            notices: notices.into_iter().collect(),
+            head: head.map(Arc::new),
             live: None,
+            reading: None,
             running: Vec::new(),
         };
-        Self { id, tenant, model, store, compacting: Arc::default(), state: Mutex::new(state) }
+        let (compacting, used_at) = (Arc::default(), AtomicU64::new(0));
+        Self { id, tenant, model, store, compacting, used_at, state: Mutex::new(state) }
     }
 
     /// Each change of the state is complete when the lock is let go of.
@@ -133,49 +146,142 @@ impl Session {
             Some(found) => (Some(found), false),
             None => (applying(Results::LeftOut), true),
         };
-        let spoken = |link: &Link| state.turns.get(&link.end).and_then(|turn| turn.spoken.clone());
-        let Some((span, form)) = found else {
-            let mut said = vec![None; head];
-            said.extend(links.iter().map(spoken));
-            return History {
-                messages: messages.to_vec(),
-                spoken: said,
-                head,
-                form: None,
-                form_messages: 0,
-                replaced_turns: 0,
-                edits: Vec::new(),
-            };
-        };
-        let replaced = span.turns as usize;
-        let of_form = form.messages();
-        let form_messages = of_form.len();
-        let mut all = messages[..head].to_vec();
-        all.extend(of_form);
-        all.extend_from_slice(&turns[replaced..]);
-        let mut said = vec![None; head + form_messages];
-        said.extend(links[replaced..].iter().map(spoken));
-        let edits = if pruned {
-            vec!["old tool results differ from those that were summarised; the summary of the originals is used".into()]
-        } else {
-            Vec::new()
-        };
-        History {
-            messages: all,
-            spoken: said,
+        let form = found.map(|(_, form)| form.clone());
+        let replaced_turns = found.map_or(0, |(span, _)| span.turns as usize);
+        let of_form = form.as_ref().map(|form| form.messages()).unwrap_or_default();
+        let mut history = History {
+            messages: messages[..head].to_vec(),
+            spoken: vec![None; head + of_form.len()],
+            noticed: Vec::new(),
             head,
-            form: Some(form.clone()),
-            form_messages,
-            replaced_turns: replaced,
-            edits,
+            form_messages: of_form.len(),
+            form,
+            replaced_turns,
+            edits: Vec::new(),
+        };
+        if pruned && history.form.is_some() {
+            history.edits.push(
+                "old tool results differ from those that were summarised; the summary of the originals is used".into(),
+            );
         }
+        history.messages.extend(of_form);
+        for (message, link) in turns.iter().zip(links).skip(replaced_turns) {
+            let mut message = message.clone();
+            if let Some(notice) = state.notices.get(&link.end) {
+                history.noticed.push((history.messages.len(), message.content.len()));
+                message.content.push_str(notice);
+            }
+            history.messages.push(message);
+            history.spoken.push(state.turns.get(&link.end).and_then(|turn| turn.spoken.clone()));
+        }
+        history
+    }
+
+    /// Appends the notice that is due for a prompt that ends in the turn `newest` and is in `zone`. False: nothing was
+    /// due, or the newest turn can carry none. From here on the notice stands in every [`Session::history`].
+    pub fn notify(&self, newest: &Message, link: &Link, zone: Zone, budget: &Budget) -> bool {
+        if !matches!(newest.role, Role::User | Role::Tool) {
+            return false;
+        }
+        let mut state = self.state();
+        if state.notices.contains_key(&link.end) {
+            return false;
+        }
+        let Counters { told, policy_told, compaction_untold, .. } = state.counters;
+        let Some(text) = notice::due(Told { zone: told, policy: policy_told, compaction_untold }, zone, budget) else {
+            return false;
+        };
+        state.notices.insert(link.end, text.clone());
+        state.counters.told = told.max(zone);
+        state.counters.policy_told = true;
+        state.counters.compaction_untold = false;
+        let changes =
+            vec![Change::Notice { session: self.id.clone(), end: link.end, text }, self.changed(&state.counters)];
+        drop(state);
+        self.store.write_later(changes);
+        true
+    }
+
+    /// What stood before the first turn in the last request.
+    pub fn head(&self) -> Option<Arc<Head>> {
+        self.state().head.clone()
+    }
+
+    /// A request stands under this head.
+    pub fn set_head(&self, head: Head) {
+        let mut state = self.state();
+        if state.head.as_deref() == Some(&head) {
+            return;
+        }
+        self.store.write_later(vec![Change::Head { session: self.id.clone(), head: Box::new(head.clone()) }]);
+        state.head = Some(Arc::new(head));
+    }
+
+    /// The newest conversation, under the last head; empty where nothing was asked yet.
+    pub fn newest_conversation(&self) -> Vec<Message> {
+        let state = self.state();
+        let mut turns = Vec::new();
+        let mut at = state.counters.newest;
+        while let Some(turn) = at.and_then(|end| state.turns.get(&end)) {
+            turns.push(turn.message.clone());
+            at = turn.parent;
+        }
+        let mut messages = state.head.as_ref().map(|head| head.system.clone()).unwrap_or_default();
+        messages.extend(turns.into_iter().rev());
+        messages
+    }
+
+    /// How many turns the newest conversation has.
+    pub fn turns(&self) -> usize {
+        let state = self.state();
+        let mut count = 0;
+        let mut at = state.counters.newest;
+        while let Some(turn) = at.and_then(|end| state.turns.get(&end)) {
+            count += 1;
+            at = turn.parent;
+        }
+        count
+    }
+
+    /// A request was admitted: the meter shows this reading from here on.
+    pub fn set_reading(&self, reading: Reading) {
+        self.state().reading = Some(reading);
+    }
+
+    /// The meter of a reading of this session.
+    pub fn meter_of(&self, reading: &Reading) -> Meter {
+        let mut meter = reading.meter(&self.id);
+        let state = self.state();
+        meter.compactions = state.counters.compactions;
+        meter.last_compaction = state.records.iter().rev().find_map(last_compaction);
+        meter
+    }
+
+    /// The meter; `None` where no request was admitted since the process began.
+    pub fn meter(&self) -> Option<Meter> {
+        let reading = self.state().reading.clone()?;
+        Some(self.meter_of(&reading))
+    }
+
+    /// When it was used last, on the book's clock.
+    pub(super) fn used_at(&self) -> u64 {
+        self.used_at.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn used(&self, at: u64) {
+        self.used_at.store(at, Ordering::Relaxed);
     }
 
     /// The session knows these turns from here on; the store learns of them with its next commit.
     pub(super) fn learn(&self, messages: &[Message], links: &[Link]) {
         let turns = &messages[head_len(messages)..];
+        let Some(newest) = links.last() else { return };
         let mut changes = Vec::new();
         let mut state = self.state();
+        if state.counters.newest != Some(newest.end) {
+            state.counters.newest = Some(newest.end);
+            changes.push(self.changed(&state.counters));
+        }
         let mut parent = None;
         for (message, link) in turns.iter().zip(links) {
             if let Entry::Vacant(place) = state.turns.entry(link.end) {
@@ -205,6 +311,11 @@ impl Session {
             self.store.write_later(vec![Change::Turn { session: self.id.clone(), turn }]);
         }
         state.live = Some(live);
+    }
+
+    /// More of the session was read into the engine's cache.
+    pub(crate) fn set_live(&self, live: Live) {
+        self.state().live = Some(live);
     }
 
     /// What of the session lies in the engine's cache, if nothing else has taken its place there.
@@ -243,18 +354,25 @@ impl Session {
     /// The store could not be written; the history is what it was.
     pub async fn replace(&self, record: &CompactionRecord, form: &EffectiveForm) -> Result<(), StoreError> {
         debug_assert_eq!(record.state, CompactionState::Replaced);
-        let counters = Counters { failures_in_row: 0, compactions: self.compactions() + 1, stopped: None };
-        let changes = vec![
-            Change::Record(Box::new(record.clone())),
-            Change::Form { session: self.id.clone(), span: record.span, form: Box::new(form.clone()) },
-            self.changed(&counters),
-        ];
+        let changes = {
+            let mut counters = self.state().counters.clone();
+            counters.replaced();
+            vec![
+                Change::Record(Box::new(record.clone())),
+                Change::Form { session: self.id.clone(), span: record.span, form: Box::new(form.clone()) },
+                self.changed(&counters),
+            ]
+        };
         self.store.write(changes).await?;
         let mut state = self.state();
         state.put(record);
         state.forms.push((record.span, Arc::new(form.clone())));
-        state.counters = counters;
+        state.counters.replaced();
+        // Turns may have been learned while this was written.
+        let changed = self.changed(&state.counters);
         state.live = None;
+        drop(state);
+        self.store.write_later(vec![changed]);
         Ok(())
     }
 
@@ -329,9 +447,10 @@ impl Session {
     /// # Errors
     /// The store could not be written; nothing has changed.
     pub async fn resume(&self) -> Result<(), StoreError> {
-        let counters = Counters { compactions: self.compactions(), ..Counters::default() };
+        let mut counters = self.state().counters.clone();
+        counters.resumed();
         self.store.write(vec![self.changed(&counters)]).await?;
-        self.state().counters = counters;
+        self.state().counters.resumed();
         Ok(())
     }
 
@@ -345,6 +464,11 @@ impl Session {
         if let Some(at) = state.running.iter().position(|running| *running == end) {
             state.running.swap_remove(at);
         }
+    }
+
+    /// Whether any request of it runs.
+    pub fn is_running(&self) -> bool {
+        !self.state().running.is_empty()
     }
 
     /// Whether a request with the very same conversation runs.
@@ -365,10 +489,12 @@ impl Session {
             id,
             tenant: self.tenant,
             model: self.model.clone(),
-            counters: Counters { compactions: state.counters.compactions, ..Counters::default() },
+            counters: Counters { failures_in_row: 0, stopped: None, ..state.counters.clone() },
             turns: turns.collect(),
             records: Vec::new(),
             forms: state.forms.iter().map(|(span, form)| (*span, (**form).clone())).collect(),
+            notices: state.notices.iter().map(|(end, text)| (*end, text.clone())).collect(),
+            head: state.head.as_deref().cloned(),
         }
     }
 
@@ -376,6 +502,39 @@ impl Session {
     pub(super) fn ends(&self) -> Vec<ChainEnd> {
         self.state().turns.keys().copied().collect()
     }
+}
+
+impl Counters {
+    fn replaced(&mut self) {
+        self.resumed();
+        self.compactions += 1;
+        self.told = Zone::Normal;
+        self.compaction_untold = true;
+    }
+
+    fn resumed(&mut self) {
+        self.failures_in_row = 0;
+        self.stopped = None;
+    }
+}
+
+/// The numbers of a compaction that replaced something.
+fn last_compaction(record: &CompactionRecord) -> Option<LastCompaction> {
+    if record.state != CompactionState::Replaced {
+        return None;
+    }
+    Some(LastCompaction {
+        id: record.id.to_string(),
+        tokens_before: record.tokens_before,
+        tokens_after: record.tokens_after.unwrap_or(Tokens(0)),
+        summary_tokens: record.summary_tokens,
+        prefilled_tokens: record.prefilled_tokens,
+        pause_ms: record.pause_ms,
+        summary_ms: record.summary_ms,
+        reprefill_ms: record.reprefill_ms,
+        prepared: record.prepared,
+        fallback_sections: record.fallback_sections.clone(),
+    })
 }
 
 impl State {

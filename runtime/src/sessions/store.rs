@@ -18,13 +18,15 @@ use tokio::sync::oneshot;
 use super::chain::{ChainEnd, ChainKey, SessionId};
 use super::compaction_record::{CompactionRecord, SpanRef};
 use super::effective_form::EffectiveForm;
+use super::head::Head;
+use crate::budget::Zone;
 use crate::engine::TenantId;
 
 /// The file's name in the data folder.
 const FILE: &str = "sessions.sqlite";
 
 /// Each entry brings a store from its place in the list (`user_version`) to the next.
-const MIGRATIONS: [&str; 1] = ["
+const MIGRATIONS: [&str; 2] = ["
     CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
     CREATE TABLE sessions (id TEXT PRIMARY KEY, tenant INTEGER NOT NULL, model TEXT NOT NULL, state TEXT NOT NULL) STRICT;
     CREATE TABLE turns (
@@ -36,6 +38,9 @@ const MIGRATIONS: [&str; 1] = ["
         place INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, span TEXT NOT NULL, form TEXT NOT NULL
     ) STRICT;
     CREATE INDEX records_of_session ON records (session, started);
+", "
+    CREATE TABLE notices (session TEXT NOT NULL, end BLOB NOT NULL, text TEXT NOT NULL, PRIMARY KEY (session, end)) STRICT;
+    CREATE TABLE heads (session TEXT PRIMARY KEY, head TEXT NOT NULL) STRICT;
 "];
 
 /// Why the store cannot be used.
@@ -57,12 +62,33 @@ pub enum StoreError {
     Write(String),
 }
 
-/// Counters of a session.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What a session counts and remembers beside its turns.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Counters {
     pub failures_in_row: u32,
     pub compactions: u32,
     pub stopped: Option<String>,
+    /// The highest zone the model was told of since the last compaction.
+    pub told: Zone,
+    pub policy_told: bool,
+    pub compaction_untold: bool,
+    /// The last turn of the newest conversation.
+    pub newest: Option<ChainEnd>,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            failures_in_row: 0,
+            compactions: 0,
+            stopped: None,
+            told: Zone::Normal,
+            policy_told: false,
+            compaction_untold: false,
+            newest: None,
+        }
+    }
 }
 
 /// A turn as it is kept.
@@ -86,6 +112,25 @@ pub(super) struct StoredSession {
     pub records: Vec<CompactionRecord>,
     /// Oldest first.
     pub forms: Vec<(SpanRef, EffectiveForm)>,
+    pub notices: Vec<(ChainEnd, String)>,
+    pub head: Option<Head>,
+}
+
+impl StoredSession {
+    /// One of which nothing is known yet.
+    pub fn new(id: SessionId, tenant: TenantId, model: String) -> Self {
+        Self {
+            id,
+            tenant,
+            model,
+            counters: Counters::default(),
+            turns: Vec::new(),
+            records: Vec::new(),
+            forms: Vec::new(),
+            notices: Vec::new(),
+            head: None,
+        }
+    }
 }
 
 /// Something to write.
@@ -95,6 +140,8 @@ pub(super) enum Change {
     Turn { session: SessionId, turn: StoredTurn },
     Record(Box<CompactionRecord>),
     Form { session: SessionId, span: SpanRef, form: Box<EffectiveForm> },
+    Notice { session: SessionId, end: ChainEnd, text: String },
+    Head { session: SessionId, head: Box<Head> },
     Delete(SessionId),
 }
 
@@ -252,8 +299,23 @@ fn write(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()>
         Change::Form { session, span, form } => transaction
             .prepare_cached("INSERT INTO forms (session, span, form) VALUES (?1, ?2, ?3)")?
             .execute(params![session.as_str(), json(span)?, json(form)?])?,
+        Change::Notice { session, end, text } => transaction
+            .prepare_cached("INSERT INTO notices VALUES (?1, ?2, ?3) ON CONFLICT (session, end) DO NOTHING")?
+            .execute(params![session.as_str(), end.0, text])?,
+        Change::Head { session, head } => transaction
+            .prepare_cached(
+                "INSERT INTO heads VALUES (?1, ?2) ON CONFLICT (session) DO UPDATE SET head = excluded.head",
+            )?
+            .execute(params![session.as_str(), json(head)?])?,
         Change::Delete(session) => {
-            for table in ["sessions WHERE id", "turns WHERE session", "records WHERE session", "forms WHERE session"] {
+            for table in [
+                "sessions WHERE id",
+                "turns WHERE session",
+                "records WHERE session",
+                "forms WHERE session",
+                "notices WHERE session",
+                "heads WHERE session",
+            ] {
                 transaction.execute(&format!("DELETE FROM {table} = ?1"), [session.as_str()])?;
             }
             0
@@ -287,16 +349,10 @@ fn migrate(store: &Transaction<'_>, path: &Path) -> Result<ChainKey, StoreError>
 
 fn read_all(store: &Transaction<'_>, path: &Path) -> Result<Vec<StoredSession>, StoreError> {
     let failed = |error: rusqlite::Error| understood(&error, path);
-    let mut sessions = rows(store, "SELECT id, tenant, model, state FROM sessions", [], |row| {
-        Ok(StoredSession {
-            id: SessionId::from_stored(row.get(0)?),
-            tenant: TenantId(row.get::<_, i64>(1)?.cast_unsigned()),
-            model: row.get(2)?,
-            counters: parsed(row, 3)?,
-            turns: Vec::new(),
-            records: Vec::new(),
-            forms: Vec::new(),
-        })
+    let mut sessions = rows(store, "SELECT id, tenant, model, state FROM sessions ORDER BY rowid", [], |row| {
+        let tenant = TenantId(row.get::<_, i64>(1)?.cast_unsigned());
+        let counters = parsed(row, 3)?;
+        Ok(StoredSession { counters, ..StoredSession::new(SessionId::from_stored(row.get(0)?), tenant, row.get(2)?) })
     })
     .map_err(failed)?;
     for session in &mut sessions {
@@ -319,6 +375,10 @@ fn read_all(store: &Transaction<'_>, path: &Path) -> Result<Vec<StoredSession>, 
         session.records = rows(store, records, id, |row| parsed(row, 0)).map_err(failed)?;
         let forms = "SELECT span, form FROM forms WHERE session = ?1 ORDER BY place";
         session.forms = rows(store, forms, id, |row| Ok((parsed(row, 0)?, parsed(row, 1)?))).map_err(failed)?;
+        let notices = "SELECT end, text FROM notices WHERE session = ?1";
+        session.notices = rows(store, notices, id, |row| Ok((ChainEnd(row.get(0)?), row.get(1)?))).map_err(failed)?;
+        let heads = "SELECT head FROM heads WHERE session = ?1";
+        session.head = rows(store, heads, id, |row| parsed(row, 0)).map_err(failed)?.pop();
     }
     Ok(sessions)
 }
