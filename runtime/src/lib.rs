@@ -8,6 +8,7 @@
 //! - [`model_executor`]: an architecture on a device behind it.
 //! - [`model_text`]: what tokens mean: rendering, splitting, the text side of a model.
 //! - [`sessions`]: which conversation a request belongs to, and what stands for its compacted part, on disk.
+//! - [`compaction`]: one transaction that makes a long conversation short.
 //! - [`simulated`]: scripted replies behind the same contract.
 //! - [`verify`]: a model against itself and against reference logits.
 //! - [`sampler`]: from logits to a token.
@@ -15,6 +16,7 @@
 //! - [`engine`]: the engine thread, its commands, its ledger and its schedule.
 
 pub mod budget;
+pub mod compaction;
 pub mod detokenizer;
 pub mod engine;
 pub mod executor;

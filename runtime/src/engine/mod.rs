@@ -72,7 +72,7 @@ pub use config::EngineConfig;
 pub use guide::{Guidance, Guide};
 pub use handle::{DrainReport, Engine, EngineHandle, Generation};
 pub use request::{
-    CachePolicy, ChoiceIndex, Event, FinishReason, GenerationRequest, Purpose, Reject, RequestId, SamplingParams,
-    TenantId, Terminal, TokenLogprob, TokenOut, Usage,
+    CachePolicy, ChoiceIndex, Event, FinishReason, GenerationRequest, Purpose, Reject, RequestId, RequestIds,
+    SamplingParams, TenantId, Terminal, TokenLogprob, TokenOut, Usage,
 };
 pub use status::{EngineState, EngineStatus, EngineTotals};

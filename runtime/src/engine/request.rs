@@ -2,11 +2,25 @@
 //!
 //! Types only: the values make a half-built request or a token after the end impossible to express.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::guide::Guide;
 
 /// Identity of a request, unique while the server lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
+
+/// Gives out request identities; clones give from the same sequence.
+#[derive(Clone, Debug, Default)]
+pub struct RequestIds(Arc<AtomicU64>);
+
+impl RequestIds {
+    /// One that nobody had before.
+    pub fn next(&self) -> RequestId {
+        RequestId(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// Whose request it is: the unit of fairness and the border of cache reuse. 0 is the anonymous tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
