@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(form.tail, history.messages[2..]);
         assert_eq!(form.first_request.unwrap().content, "first");
         assert_eq!((form.kept, edits), (vec![], vec![]));
-        let short = built(&history, Room { tail: 780, ..AMPLE }, ToolOutputs::Whole).form;
+        let short = built(&history, Room { tail: 760, ..AMPLE }, ToolOutputs::Whole).form;
         assert_eq!(short.tail, history.messages[4..]);
         assert_eq!(short.kept, [history.messages[3].clone()]);
     }

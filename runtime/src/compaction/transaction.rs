@@ -562,10 +562,12 @@ impl Transaction<'_> {
         let budget = self.compactor.budget.clone();
         let head = self.head_tokens().await?;
         let allowed = head.saturating_add(NEW_PROMPT_SHARE.of(budget.compaction.saturating_sub(head)));
-        let kept = KEPT_SHARE.of(budget.window);
+        let replaced = tokens(self.settled.base.len()).saturating_sub(head);
+        // In a window that is hardly filled the shares of the window would keep everything.
+        let kept = KEPT_SHARE.of(budget.window).min(Tokens(replaced.0 / 4));
         let (history, cut) = (self.history.clone(), self.cut());
         let later = self.record.tokens_before.saturating_sub(tokens(self.settled.base.len()));
-        let for_tail = allowed.saturating_sub(head).saturating_sub(later);
+        let for_tail = allowed.saturating_sub(head).saturating_sub(later).min(Tokens(replaced.0 / 2));
         let (summary, built) = {
             let (history, checkpoint, text) = (history.clone(), checkpoint.clone(), written.text.clone());
             self.compactor
@@ -589,7 +591,6 @@ impl Transaction<'_> {
                 .await
         };
         let Built { form, edits } = built;
-        let replaced = tokens(self.settled.base.len()).saturating_sub(head);
         if Tokens(summary) >= replaced {
             let message = format!("a summary of {summary} tokens is not smaller than the {replaced} it replaces");
             return Err(Rejection::new(FailureReason::NotSmaller, message));
