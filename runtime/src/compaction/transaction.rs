@@ -116,8 +116,8 @@ struct Settled {
     base: Vec<u32>,
     /// Whether its last turn is closed in `base`.
     closed: bool,
-    /// Whether it lies in the cache.
-    live: bool,
+    /// How many of its first tokens lie in the cache, if the session is live there.
+    live: Option<usize>,
     /// Whether nothing newer could be paid for.
     folded: bool,
 }
@@ -164,9 +164,11 @@ impl Compactor {
         let span = SpanRef { turns: settled.turns as u32, end: link.end, pruned: link.pruned };
         let trigger = if settled.folded { Trigger::Fold } else { task.trigger };
         let mut record = CompactionRecord::started(task.session.id().clone(), task.session.model(), trigger, span);
-        record.live = settled.live;
+        record.live = settled.live.is_some();
         record.edits.clone_from(&history.edits);
-        let mut transaction = Transaction { compactor: self, task, history, settled, record, cancel, began };
+        let (branches, read_before) = (Vec::new(), Tokens(0));
+        let mut transaction =
+            Transaction { compactor: self, task, history, settled, record, branches, read_before, cancel, began };
         match transaction.run().await {
             Ok(()) => Ok(transaction.record),
             Err(Rejection { reason, message }) => {
@@ -252,7 +254,7 @@ impl Compactor {
                 turns,
                 base: live.tokens.to_vec(),
                 closed: live.closed,
-                live: true,
+                live: Some(live.tokens.len()),
                 folded: false,
             })
         };
@@ -264,7 +266,8 @@ impl Compactor {
         // Results that have just arrived, or a conversation that is not in the cache.
         let rendered = async |turns: usize| -> Result<Settled, TextError> {
             let base = self.render(task, history, history.place_of_turn(turns), Ending::History).await?;
-            let live = live.as_ref().is_some_and(|live| base.starts_with(&live.tokens));
+            let live =
+                live.as_ref().map(|live| &live.tokens).filter(|live| base.starts_with(live)).map(|live| live.len());
             Ok(Settled { turns, base, closed: true, live, folded: false })
         };
         let settled = rendered(newest).await?;
@@ -298,6 +301,10 @@ struct Transaction<'a> {
     history: Arc<History>,
     settled: Settled,
     record: CompactionRecord,
+    /// Sequences behind the base whose first page holds the base's last tokens too, and so outlives them.
+    branches: Vec<Vec<u32>>,
+    /// What had to be read for the conversation itself, because it was no longer in the cache.
+    read_before: Tokens,
     cancel: Cancel,
     began: Instant,
 }
@@ -329,9 +336,14 @@ impl Transaction<'_> {
         self.task.session.record_started(&self.record).await.map_err(|error| store_failed(&error))?;
         self.reached(Step::Started).await?;
 
-        if self.settled.live && self.settled.closed {
+        if let Some(live) = self.settled.live.filter(|_| self.settled.closed) {
             // Results that have just arrived are the ordinary continuation of the live sequence.
-            self.read_into_cache(self.settled.base.clone()).await.map_err(rejected)?;
+            let usage = self.read_into_cache(self.settled.base.clone()).await.map_err(rejected)?;
+            if usage.prefilled as usize > self.settled.base.len() - live + 1 {
+                // It was evicted in the meantime.
+                self.record.live = false;
+                self.read_before = Tokens(usage.prefilled);
+            }
             let end = self.record.span.end;
             let tokens = Arc::new(self.settled.base.clone());
             self.task.session.set_live(Live { tokens, end, closed: true });
@@ -512,11 +524,14 @@ impl Transaction<'_> {
         let outcome = ended(generation, Some(&mut self.cancel)).await;
         self.record.summary_ms += millis(began);
         let (usage, spoken, reason) = outcome.map_err(rejected)?;
-        self.record.prefilled_tokens = Tokens(usage.prefilled);
+        self.record.prefilled_tokens = Tokens(usage.prefilled).saturating_add(self.read_before);
         self.record.summary_tokens = Tokens(usage.completion);
-        self.record.live &= self.record.prefilled_tokens <= self.record.instruction_tokens;
+        // The last token of a reply that ended by its length was said and never read.
+        let unread = Tokens(u32::from(!self.settled.closed));
+        self.record.live &= self.record.prefilled_tokens <= self.record.instruction_tokens.saturating_add(unread);
         let branch = [prompt, &spoken].concat();
-        self.compactor.engine.forget(self.tenant(), branch, self.settled.base.len()).await;
+        self.compactor.engine.forget(self.tenant(), branch.clone(), self.settled.base.len()).await;
+        self.branches.push(branch);
         if reason == Some(FinishReason::Length) {
             let written = draft.lock();
             self.record.summary = Some(written.sections.iter().flatten().cloned().collect::<Vec<_>>().join("\n"))
@@ -664,8 +679,12 @@ impl Transaction<'_> {
             Err(error) => tracing::warn!(session = %self.record.session, %error, "the new form cannot be read ahead"),
             Ok(form) => {
                 let keep = form.iter().zip(&self.settled.base).take_while(|(one, other)| one == other).count();
+                // A page that holds old tokens too goes as a whole: its few common ones are read again.
+                let keep = keep - keep % PAGE_TOKENS;
                 let old = std::mem::take(&mut self.settled.base);
-                self.compactor.engine.forget(self.tenant(), old, keep).await;
+                for sequence in std::mem::take(&mut self.branches).into_iter().chain([old]) {
+                    self.compactor.engine.forget(self.tenant(), sequence, keep).await;
+                }
                 let _ = self.reached_after_replacing(Step::Released).await;
                 let request = self.request(form.clone(), 1, Purpose::Warm, None);
                 match ended(self.compactor.engine.submit(request), None).await {

@@ -14,7 +14,7 @@ use plimsoll_runtime::engine::{
 };
 use plimsoll_runtime::model_text::{Conversation, Ending, ModelText, SimulatedText};
 use plimsoll_runtime::sessions::{
-    Asked, CompactionRecord, History, Link, LiveTokens, OpenSession, Session, SessionBook, Trigger,
+    Asked, CompactionRecord, History, LiveTokens, OpenSession, Session, SessionBook, Trigger,
 };
 use plimsoll_runtime::simulated::{SimulatedExecutor, SimulatedLimits, SimulationScript};
 use serde_json::{Map, json};
@@ -35,6 +35,7 @@ pub struct Answer {
     pub usage: Usage,
     pub tokens: Vec<TokenOut>,
     pub prompt: Vec<u32>,
+    pub finish: Option<FinishReason>,
     pub session: Arc<Session>,
 }
 
@@ -138,13 +139,13 @@ impl Desk {
         let open = self.open(messages);
         let history = open.session.history(messages, &open.links);
         let prompt = self.render(&history, Ending::Reply);
-        let (tokens, usage, _) = self.run(prompt.clone(), CachePolicy::Default).await;
+        let (tokens, usage, finish) = self.run(prompt.clone(), CachePolicy::Default).await;
         let ids: Vec<u32> = tokens.iter().map(|token| token.token).collect();
         let text = self.compactor.text.decode(&ids);
         messages.push(Message::text(Role::Assistant, text.clone()));
         let live = LiveTokens { tokens: Arc::new([&prompt[..], &ids].concat()), closed: false };
         self.book.settle_reply(&open, messages, Some((ids.into(), live)));
-        Answer { text, usage, tokens, prompt, session: open.session.clone() }
+        Answer { text, usage, tokens, prompt, finish, session: open.session.clone() }
     }
 
     pub fn task(&self, messages: &[Message], trigger: Trigger) -> CompactionTask {
@@ -173,10 +174,6 @@ impl Desk {
         let task = self.task(messages, Trigger::Hand);
         let lock = task.session.try_compaction_lock().ok_or(CompactionError::Busy)?;
         self.compactor.compact(&lock, task, cancel).await
-    }
-
-    pub fn links(&self, messages: &[Message]) -> Vec<Link> {
-        self.open(messages).links.clone()
     }
 }
 
