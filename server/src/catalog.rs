@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
+use plimsoll_models::preset::Fallback;
 use plimsoll_runtime::budget::{Budget, Tokens};
-use plimsoll_runtime::engine::{EngineHandle, SamplingParams};
+use plimsoll_runtime::compaction::{Compactor, FaultPlan};
+use plimsoll_runtime::engine::{EngineHandle, RequestIds, SamplingParams};
 
 use serde_json::{Map, Value};
 
@@ -44,6 +46,21 @@ pub struct ServedModel {
     pub template_arguments: Map<String, Value>,
     /// What happens to pictures and files.
     pub media: Media,
+    /// How its sessions are compacted.
+    pub upkeep: Upkeep,
+}
+
+/// How the sessions of a served model are compacted.
+#[derive(Clone, Debug, Default)]
+pub struct Upkeep {
+    /// Whether the server does so by itself, where the budget says.
+    pub managed: bool,
+    /// Whether a failure stops the session.
+    pub guarded: bool,
+    /// What fills a section of a summary that the model failed at.
+    pub fallback: Fallback,
+    /// Faults of a simulation.
+    pub faults: FaultPlan,
 }
 
 impl ServedModel {
@@ -55,9 +72,28 @@ impl ServedModel {
     /// The longest prompt that is admitted with a reply of one token. Found by asking the budget, so that what is
     /// advertised is what is enforced.
     pub fn longest_prompt(&self) -> u32 {
-        match self.budget.admit(Tokens(u32::MAX), None, Tokens(0)) {
+        match self.budget.admit(Tokens(u32::MAX), None, self.instruction()) {
             Err(overflow) => overflow.limit.0,
             Ok(_) => self.budget.window.0,
+        }
+    }
+
+    /// Tokens of a summary's instruction that are held back beside the summary, where the server compacts by itself.
+    pub fn instruction(&self) -> Tokens {
+        let managed = self.upkeep.managed;
+        Tokens(if managed { self.compactor(&RequestIds::default()).instruction_tokens() } else { 0 })
+    }
+
+    /// What compacts its sessions.
+    pub fn compactor(&self, ids: &RequestIds) -> Compactor {
+        Compactor {
+            engine: self.model.engine.clone(),
+            text: self.model.text.clone(),
+            budget: self.budget.clone(),
+            fallback: self.upkeep.fallback,
+            guarded: self.upkeep.guarded,
+            ids: ids.clone(),
+            faults: self.upkeep.faults.clone(),
         }
     }
 

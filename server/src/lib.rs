@@ -22,6 +22,6 @@ pub mod load;
 pub mod preset_budget;
 pub mod routes;
 pub mod serving;
-pub mod sessions;
+pub mod session_name;
 pub mod state;
 pub mod wire;

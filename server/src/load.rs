@@ -7,6 +7,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use plimsoll_kernels::cpu::{CpuDevice, CpuOptions};
@@ -14,18 +15,19 @@ use plimsoll_kernels::{Device, KvType};
 use plimsoll_models::architecture::{self, ModelShape, StepLimits};
 use plimsoll_models::dialect::{Dialect, DialectName};
 use plimsoll_models::gguf::GgufFile;
-use plimsoll_models::preset::{self, Preset, PresetLibrary};
+use plimsoll_models::preset::{self, Overflow, Preset, PresetLibrary};
 use plimsoll_models::source::{LocalModel, Origin, Sources};
 use plimsoll_models::template::ChatTemplate;
 use plimsoll_models::tokenizer::Tokenizer;
 use plimsoll_runtime::budget::{Budget, BudgetConfig, Tokens};
+use plimsoll_runtime::compaction::FaultPlan;
 use plimsoll_runtime::engine::{Engine, EngineConfig, EngineHandle, SamplingParams};
 use plimsoll_runtime::memory_plan::{MemoryPlan, PlanError, PoolSize, available_memory};
 use plimsoll_runtime::model_executor::ModelExecutor;
 use plimsoll_runtime::simulated::{SimulatedExecutor, SimulatedLimits, SimulationScript};
 use serde_json::{Map, Value};
 
-use crate::catalog::{Catalog, LoadedModel, ServedModel};
+use crate::catalog::{Catalog, LoadedModel, ServedModel, Upkeep};
 use crate::preset_budget::preset_budget;
 use crate::wire::messages::Media;
 use plimsoll_runtime::model_text::FileText;
@@ -176,6 +178,7 @@ fn load_model(wanted: WantedModel, options: &LoadOptions) -> anyhow::Result<(Eng
         sampling: SamplingParams::default(),
         template_arguments: Map::new(),
         media: Media::Refuse,
+        upkeep: Upkeep::default(),
     });
     for model in &served {
         eprintln!("  {}: window {}, prompts up to {} tokens", model.id, model.budget.window, model.longest_prompt());
@@ -200,11 +203,18 @@ fn served_preset(
             ),
         },
     };
+    let upkeep = Upkeep {
+        managed: preset.overflow == Overflow::Compact && budget.automatic_compaction.is_on(),
+        guarded: !preset.guard.0.is_empty(),
+        fallback: preset.compaction.fallback,
+        faults: FaultPlan::default(),
+    };
     Ok(ServedModel {
         id: preset.name.clone(),
         display_name: preset.name,
         model: loaded(dialect),
         budget: Arc::new(budget),
+        upkeep,
         sampling: sampling_of(&preset.sampling),
         template_arguments: preset.rendering.template_arguments,
         media: match preset.media {
@@ -266,6 +276,7 @@ pub fn simulation(path: &Path, engine: EngineConfig) -> anyhow::Result<ServedMod
 pub fn simulation_of(script: &SimulationScript, engine: EngineConfig) -> anyhow::Result<ServedModel> {
     let window = u32::try_from(script.window).context("the simulation's window does not fit 32 bits")?;
     let budget = Budget::resolve(Some(Tokens(window)), &BudgetConfig::default())?;
+    let budget_is_automatic = budget.automatic_compaction.is_on();
     let text = SimulatedText::new(&script.dialect)?;
     let executor = SimulatedExecutor::new(script, SimulatedLimits::for_window(script.window));
     Ok(ServedModel {
@@ -280,5 +291,25 @@ pub fn simulation_of(script: &SimulationScript, engine: EngineConfig) -> anyhow:
         sampling: SamplingParams::default(),
         template_arguments: Map::<String, Value>::new(),
         media: Media::Refuse,
+        upkeep: Upkeep {
+            managed: script.managed && budget_is_automatic,
+            guarded: script.guarded,
+            fallback: script.fallback,
+            faults: faults_of(script)?,
+        },
     })
+}
+
+/// The faults a script names for compactions.
+fn faults_of(script: &SimulationScript) -> anyhow::Result<FaultPlan> {
+    let faults = &script.faults;
+    let pause = match &faults.pause_compaction {
+        None => None,
+        Some(pause) => {
+            let step = pause.step.parse().context("faults.pause_compaction.step")?;
+            Some((step, Duration::from_millis(pause.ms)))
+        }
+    };
+    let fail = faults.fail_compaction.as_deref().map(str::parse).transpose().context("faults.fail_compaction")?;
+    Ok(FaultPlan { pause, fail })
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use plimsoll_runtime::engine::EngineState;
+use plimsoll_runtime::sessions::{SessionBook, StoreError};
 use tokio::net::TcpListener;
 
 use crate::catalog::Catalog;
@@ -70,12 +71,25 @@ impl Default for ServingOptions {
     }
 }
 
-/// A fresh key, for what need not outlive the process.
-fn random_key() -> [u8; 32] {
-    let mut key = [0; 32];
-    getrandom::fill(&mut key).expect("the operating system provides random numbers");
-    key
+/// Why a server could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}; --host and --port choose another address")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The sessions cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
+
+/// What the tenants' key is derived for.
+const TENANTS: &str = "tenants";
 
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,17 +110,38 @@ pub struct BoundServer {
 }
 
 impl BoundServer {
-    /// Binds the socket. Nothing is served before [`BoundServer::run`].
-    pub async fn bind(options: ServingOptions) -> io::Result<Self> {
-        let listener = TcpListener::bind((options.host, options.port)).await?;
-        let address = listener.local_addr()?;
+    /// Binds the socket and opens the sessions. Nothing is served before [`BoundServer::run`].
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub async fn bind(options: ServingOptions) -> Result<Self, BindError> {
+        let wanted = SocketAddr::new(options.host, options.port);
+        let refused = |source| BindError::Listen { address: wanted, source };
+        let listener = TcpListener::bind(wanted).await.map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+        let sessions = match options.data.path() {
+            None => SessionBook::in_memory(),
+            Some(folder) => {
+                let (book, recovery) = SessionBook::open(folder)?;
+                if recovery.sessions > 0 {
+                    tracing::info!(
+                        sessions = recovery.sessions,
+                        interrupted = recovery.interrupted,
+                        "sessions of an earlier process were found again"
+                    );
+                }
+                book
+            }
+        };
+        // The same key is the same tenant after a restart.
+        let tenants = TenantKey(sessions.derived_key(TENANTS));
         let server_options = ServerOptions {
-            keys: ApiKeys::new(&options.api_keys, TenantKey(random_key())),
+            keys: ApiKeys::new(&options.api_keys, tenants),
             hosts: HostRule::new(address.ip(), &options.allowed_hosts),
             body: options.body,
             silence: options.silence,
         };
-        let state = Arc::new(ServerState::new(server_options, Drain::default()));
+        let state = Arc::new(ServerState::new(server_options, sessions, Drain::default()));
         Ok(Self { listener, address, state, connections: options.connections, drain: options.drain })
     }
 
@@ -186,6 +221,9 @@ impl BoundServer {
         };
         drain.enter(Phase::Closing);
         let _ = serving.await;
+        if let Err(error) = state.sessions.flush().await {
+            tracing::error!("sessions were not written: {error}");
+        }
         Ok(ended)
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! Never handles a request.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use plimsoll_runtime::engine::RequestId;
+use plimsoll_runtime::engine::RequestIds;
+use plimsoll_runtime::sessions::SessionBook;
 use tokio::sync::Semaphore;
 
 use crate::catalog::Catalog;
@@ -14,7 +14,6 @@ use crate::http::auth::ApiKeys;
 use crate::http::drain::{Drain, Phase};
 use crate::http::host_rule::HostRule;
 use crate::http::json_body::{BodyLimits, BodyMemory};
-use crate::sessions::Sessions;
 use crate::wire::error::{NotReady, ServerError};
 
 /// The engine thread says that it lives between two steps; the longest step of a slow machine stays well below.
@@ -40,8 +39,8 @@ pub struct ServerOptions {
 pub struct ServerState {
     /// What may be set.
     pub options: ServerOptions,
-    /// Live conversations.
-    pub sessions: Sessions,
+    /// All conversations.
+    pub sessions: SessionBook,
     /// The server's phase and its running requests.
     pub drain: Drain,
     /// Seconds since 1970 when the server started.
@@ -50,8 +49,9 @@ pub struct ServerState {
     pub bodies: BodyMemory,
     /// Places for prompts that are being prepared.
     pub preparing: Semaphore,
+    /// Names for requests to engines.
+    pub request_ids: RequestIds,
     catalog: OnceLock<Catalog>,
-    requests: AtomicU64,
 }
 
 /// The state as handlers hold it.
@@ -59,16 +59,16 @@ pub type SharedState = Arc<ServerState>;
 
 impl ServerState {
     /// A server that is still loading.
-    pub fn new(options: ServerOptions, drain: Drain) -> Self {
+    pub fn new(options: ServerOptions, sessions: SessionBook, drain: Drain) -> Self {
         Self {
             options,
-            sessions: Sessions::default(),
+            sessions,
             drain,
             started_at: unix_seconds(),
             bodies: BodyMemory::default(),
             preparing: Semaphore::new(PROMPTS_AT_A_TIME),
+            request_ids: RequestIds::default(),
             catalog: OnceLock::new(),
-            requests: AtomicU64::new(0),
         }
     }
 
@@ -98,11 +98,6 @@ impl ServerState {
     /// The catalogue for new work.
     pub fn catalog_for_work(&self) -> Result<&Catalog, ServerError> {
         self.readiness().map_err(ServerError::NotReady)
-    }
-
-    /// A fresh identity for a request to an engine.
-    pub fn next_request_id(&self) -> RequestId {
-        RequestId(self.requests.fetch_add(1, Ordering::Relaxed))
     }
 }
 

@@ -4,10 +4,8 @@
 //! `listening http://ADDRESS:PORT` as soon as the socket is bound, and `ready NAME...` when the models take work.
 
 use std::io::{IsTerminal, Write};
-use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -41,10 +39,7 @@ impl Serve {
         let options = self.flags.decide()?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let ended = runtime.block_on(async {
-            let wanted = SocketAddr::new(options.serving.host, options.serving.port);
-            let server = BoundServer::bind(options.serving)
-                .await
-                .with_context(|| format!("cannot listen on {wanted}; --host and --port choose another address"))?;
+            let server = BoundServer::bind(options.serving).await?;
             say(&format!("listening http://{}", server.address()))?;
             let loading = async { anyhow::Ok(tokio::task::spawn_blocking(move || load(&options.load)).await??) };
             let ready = |catalog: &Catalog| {

@@ -6,9 +6,11 @@
 //! - [`choice`]: the pipeline of one choice.
 //! - [`reply`]: all choices of one prompt, as the engine generates them.
 //! - [`submit`]: the budget, the session and the engine, in this order.
+//! - [`turn`]: a request of a conversation: its session, its compaction, its prompt.
 //! - [`deliver`]: updates as one object or as server-sent events, with keep-alives.
 
 pub mod choice;
 pub mod deliver;
 pub mod reply;
 pub mod submit;
+pub mod turn;

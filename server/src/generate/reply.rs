@@ -2,16 +2,16 @@
 //!
 //! Owns the generation and the pipelines of its choices. Dropping a reply cancels it in the engine. Never writes JSON.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{BoxStream, StreamExt, unfold};
-use plimsoll_runtime::engine::{Event, Generation, Terminal, TokenOut};
+use plimsoll_runtime::engine::{Event, FinishReason, Generation, Terminal, TokenOut};
+use plimsoll_runtime::sessions::LiveCounts;
 
 use super::choice::ChoicePipeline;
 use crate::http::drain::{Drain, Phase};
-use crate::sessions::LiveCounts;
 use crate::wire::error::ServerError;
 use crate::wire::reply::{ChoiceUpdate, Progress, TokenReport};
 use plimsoll_runtime::model_text::ModelText;
@@ -42,6 +42,31 @@ pub struct Counted {
     pub reasoning: u32,
 }
 
+/// The first choice as tokens, for whoever goes on behind it.
+#[derive(Clone, Debug, Default)]
+pub struct Spoken(Arc<Mutex<SpokenState>>);
+
+#[derive(Debug, Default)]
+struct SpokenState {
+    tokens: Vec<u32>,
+    ended: Option<FinishReason>,
+}
+
+impl Spoken {
+    fn with<T>(&self, work: impl FnOnce(&mut SpokenState) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// All its tokens, if the engine itself ended it; a reply that was cut by a stop string says less than was
+    /// generated.
+    pub fn whole(&self) -> Option<Vec<u32>> {
+        self.with(|state| {
+            let whole = matches!(state.ended, Some(FinishReason::End(_) | FinishReason::Length));
+            whole.then(|| std::mem::take(&mut state.tokens))
+        })
+    }
+}
+
 /// Steps until [`Step::Done`] or an error; nothing follows either.
 pub type Steps = BoxStream<'static, Result<Step, ServerError>>;
 
@@ -57,6 +82,7 @@ pub struct Reply {
     drain: Drain,
     /// For the session's meter.
     live: Arc<LiveCounts>,
+    spoken: Spoken,
 }
 
 impl Reply {
@@ -78,7 +104,13 @@ impl Reply {
             started: Instant::now(),
             drain,
             live,
+            spoken: Spoken::default(),
         }
+    }
+
+    /// What the first choice says, complete when the reply is.
+    pub fn spoken(&self) -> Spoken {
+        self.spoken.clone()
     }
 
     /// Waits a moment for the engine's verdict, so that a refusal can still be an HTTP status. A request that waits in
@@ -156,6 +188,9 @@ impl Reply {
             Event::Token { choice, token } => Ok(self.token(choice, &token)),
             Event::ChoiceFinished { choice, reason } => {
                 let Some(pipeline) = self.choices.get_mut(choice as usize) else { return Ok(None) };
+                if choice == 0 && !pipeline.ended() {
+                    self.spoken.with(|spoken| spoken.ended = Some(reason));
+                }
                 let update = pipeline.finish(reason);
                 self.live.completion.fetch_max(pipeline.generated(), Ordering::Relaxed);
                 Ok(update.map(Step::Update))
@@ -169,6 +204,9 @@ impl Reply {
 
     fn token(&mut self, choice: u32, token: &TokenOut) -> Option<Step> {
         let pipeline = self.choices.get_mut(choice as usize)?;
+        if choice == 0 {
+            self.spoken.with(|spoken| spoken.tokens.push(token.token));
+        }
         let bytes = self.text.token_bytes(token.token);
         let report = token.logprob.map(|logprob| TokenReport {
             bytes: bytes.clone(),

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use plimsoll_runtime::budget::Tokens;
 use plimsoll_runtime::engine::{CachePolicy, GenerationRequest, Purpose, TenantId};
+use plimsoll_runtime::sessions::{LiveCounts, Reading};
 use plimsoll_runtime::stop_strings::StopStrings;
 
 use super::choice::ChoicePipeline;
 use super::reply::Reply;
 use crate::catalog::ServedModel;
-use crate::sessions::{LiveCounts, Reading};
 use crate::state::ServerState;
 use crate::wire::chat_request::ParallelCalls;
 use crate::wire::error::ServerError;
@@ -35,6 +35,8 @@ pub struct Prepared<'a> {
     pub parameters: &'a Parameters,
     /// How it meets the prefix cache.
     pub cache: CachePolicy,
+    /// Tokens of a summary's instruction, where one may have to be paid for behind the reply.
+    pub instruction: Tokens,
     /// What the server changed in the messages.
     pub edits: Vec<String>,
 }
@@ -48,7 +50,7 @@ pub struct Granted {
 
 /// Asks the budget. An overflow is logged with its numbers.
 pub fn grant(state: &ServerState, served: &ServedModel, prepared: Prepared<'_>) -> Result<Granted, ServerError> {
-    let Prepared { tenant, prompt, parameters, cache, edits } = prepared;
+    let Prepared { tenant, prompt, parameters, cache, instruction, edits } = prepared;
     if prompt.is_empty() {
         return Err(ServerError::InvalidValue {
             param: "prompt".into(),
@@ -56,8 +58,7 @@ pub fn grant(state: &ServerState, served: &ServedModel, prepared: Prepared<'_>) 
         });
     }
     let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    // No summary instruction is held back while nothing is summarised.
-    let admission = served.budget.admit(Tokens(length), parameters.reply_limit, Tokens(0)).map_err(|overflow| {
+    let admission = served.budget.admit(Tokens(length), parameters.reply_limit, instruction).map_err(|overflow| {
         let budget = &served.budget;
         tracing::info!(
             model = served.id,
@@ -87,7 +88,7 @@ pub fn grant(state: &ServerState, served: &ServedModel, prepared: Prepared<'_>) 
         end_tokens.extend_from_slice(text.end_tokens());
     }
     let request = GenerationRequest {
-        id: state.next_request_id(),
+        id: state.request_ids.next(),
         tenant,
         prompt,
         reply_cap: admission.granted,

@@ -3,6 +3,8 @@
 //! Owns the headers of the meter, of ignored fields and of event streams, and the sum of the usage. Never knows an API's
 //! JSON.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -10,20 +12,21 @@ use axum::response::{IntoResponse, Response};
 
 use crate::generate::deliver::{self, stream, whole};
 use crate::generate::reply::Counted;
-use crate::sessions::{Reading, SessionId};
 use crate::state::ServerState;
 use crate::wire::chat_request::{Delivery, Extensions};
 use crate::wire::error::ServerError;
 use crate::wire::reply::Tail;
 use crate::wire::usage::Usage;
+use plimsoll_runtime::budget::Meter;
+use plimsoll_runtime::sessions::{Reading, Session};
 
 /// What a response says about its session and its request beside the reply.
 #[derive(Clone, Debug)]
 pub struct About {
     /// Whose conversation it is.
-    pub session: SessionId,
-    /// The numbers of its meter.
-    pub reading: Reading,
+    pub session: Arc<Session>,
+    /// The numbers of its meter; `None` while its prompt is not known, because it is being compacted.
+    pub reading: Option<Reading>,
 }
 
 impl About {
@@ -31,20 +34,25 @@ impl About {
     pub fn tail(&self, counted: &[Counted], extensions: &Extensions, warnings: &[String]) -> Tail {
         Tail {
             usage: usage(counted),
-            context: serde_json::to_value(self.reading.meter(&self.session)).unwrap_or_default(),
+            context: self.meter().and_then(|meter| serde_json::to_value(meter).ok()).unwrap_or_default(),
             warnings: warnings.to_vec(),
             user: extensions.user.clone(),
             metadata: extensions.metadata.clone(),
         }
     }
 
+    fn meter(&self) -> Option<Meter> {
+        self.reading.as_ref().map(|reading| self.session.meter_of(reading))
+    }
+
     /// The short form of the meter. On a stream it is the prompt's, since headers go out first.
     fn write_headers(&self, headers: &mut HeaderMap) {
-        let meter = self.reading.meter(&self.session);
-        headers.insert("x-context-used", HeaderValue::from(meter.used().0));
-        headers.insert("x-context-window", HeaderValue::from(meter.window.0));
-        headers.insert("x-context-zone", HeaderValue::from_static(meter.zone.name()));
-        if let Ok(session) = HeaderValue::from_str(self.session.as_str()) {
+        if let Some(meter) = self.meter() {
+            headers.insert("x-context-used", HeaderValue::from(meter.used().0));
+            headers.insert("x-context-window", HeaderValue::from(meter.window.0));
+            headers.insert("x-context-zone", HeaderValue::from_static(meter.zone.name()));
+        }
+        if let Ok(session) = HeaderValue::from_str(self.session.id().as_str()) {
             headers.insert("x-session-id", session);
         }
     }

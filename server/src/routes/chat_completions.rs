@@ -1,30 +1,31 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
+use std::future::ready;
+use std::sync::{Arc, OnceLock};
 
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
+use futures_util::stream::once;
+use futures_util::{FutureExt, StreamExt};
 use plimsoll_models::chat::{Message, Role, ToolCall};
-use plimsoll_models::dialect::ToolsOffered;
 use plimsoll_runtime::engine::TenantId;
+use plimsoll_runtime::sessions::Asked;
 use serde_json::Value;
 
 use super::answer::{About, answer};
-use super::tokens::prepared;
 use crate::generate::deliver::{Delivery, ReplyFormat};
 use crate::generate::reply::Counted;
-use crate::generate::submit::{Prepared, grant, submit};
+use crate::generate::turn::TurnTask;
 use crate::http::json_body::read_object;
-use crate::sessions::named_session;
+use crate::session_name::named_session;
 use crate::state::{SharedState, unix_seconds, wire_id};
 use crate::wire::chat_request::{self, ChatRequest};
 use crate::wire::chat_response::ChatHead;
 use crate::wire::error::ServerError;
 use crate::wire::reply::{ChoiceUpdate, Progress, Tail, WholeChoice};
-use plimsoll_runtime::model_text::{Conversation, Ending};
 
 /// Answers a chat completion.
 pub async fn handle(
@@ -42,66 +43,61 @@ pub async fn handle(
     served.complete_variables(&mut request.template_variables);
     let request = Arc::new(request);
 
-    let text = served.model.text.clone();
-    let conversation = request.clone();
-    let rendered = prepared(&state, move || Ok(text.render(conversation_of(&conversation))?)).await?;
     drop(body);
-    let parameters = &request.parameters;
-    let granted = grant(
-        &state,
-        served,
-        Prepared {
-            tenant,
-            prompt: rendered.tokens,
-            parameters,
-            cache: request.extensions.cache,
-            edits: request.edits.clone(),
-        },
-    )?;
-    let reading = granted.reading.clone();
-    let tools = if request.tools.is_empty() { ToolsOffered::No } else { ToolsOffered::Yes };
-    let reply = submit(&state, served, granted, parameters, request.parallel_calls, || {
-        served.model.text.splitter(&rendered.text, tools)
-    })
-    .await?;
 
     let name = named_session(&headers, &request.extensions);
-    let chain = state.sessions.chain(tenant, &served.id, &request.messages);
-    let session = state.sessions.open(tenant, name.as_deref(), &chain);
-    state.sessions.admitted(&session, reading.clone());
-    let about = About { session, reading };
+    let asked = Asked { tenant, model: &served.id, name: name.as_deref(), messages: &request.messages };
+    let open = Arc::new(state.sessions.session(asked));
+    let turn = Arc::new(OnceLock::new());
+    let task = TurnTask {
+        state: state.clone(),
+        served: served.clone(),
+        request: request.clone(),
+        open: open.clone(),
+        turn: turn.clone(),
+    };
+    let mut starting = Box::pin(task.start());
+    let steps = match request.delivery {
+        chat_request::Delivery::Whole => starting.await?.into_steps(0),
+        chat_request::Delivery::Stream { .. } => {
+            // A compaction takes its time; from here on it is keep-alives that say that the server lives.
+            match tokio::time::timeout(state.options.silence, &mut starting).await {
+                Ok(reply) => reply?.into_steps(0),
+                Err(_) => starting
+                    .map(|reply| match reply {
+                        Ok(reply) => reply.into_steps(0),
+                        Err(error) => once(ready(Err(error))).boxed(),
+                    })
+                    .flatten_stream()
+                    .boxed(),
+            }
+        }
+    };
+    let about = About { session: open.session.clone(), reading: turn.get().map(|turn| turn.reading.clone()) };
 
     let include_usage = matches!(request.delivery, chat_request::Delivery::Stream { include_usage: true });
     let head = ChatHead { id: wire_id("chatcmpl-"), created: unix_seconds(), model: model_id, include_usage };
     let ending = {
-        let (state, request, about, model) = (state.clone(), request.clone(), about.clone(), served.id.clone());
+        let (state, request, open) = (state.clone(), request.clone(), open.clone());
         Box::new(move |counted: &[Counted], first: &WholeChoice| {
-            let mut said = request.messages.clone();
-            said.push(assistant_message(first));
-            if let Some(end) = state.sessions.chain(tenant, &model, &said).last() {
-                state.sessions.reply_said(&about.session, tenant, *end);
+            let turn = turn.get();
+            if let Some(turn) = turn {
+                let mut said = request.messages.clone();
+                said.push(assistant_message(first));
+                turn.settle(&state, &open, &said);
             }
+            let about = About { session: open.session.clone(), reading: turn.map(|turn| turn.reading.clone()) };
             about.tail(counted, &request.extensions, &request.warnings)
         })
     };
     let delivery = Delivery {
-        steps: vec![reply.into_steps(0)],
-        choices: parameters.n,
+        steps: vec![steps],
+        choices: request.parameters.n,
         format: Box::new(ChatFormat { head }),
         ending,
-        guard: Box::new(running),
+        guard: Box::new((running, open)),
     };
     answer(&state, delivery, request.delivery, &about, &request.ignored).await
-}
-
-fn conversation_of(request: &ChatRequest) -> Conversation<'_> {
-    Conversation {
-        messages: &request.messages,
-        tools: &request.tools,
-        variables: &request.template_variables,
-        spoken: &[],
-        ending: Ending::Reply,
-    }
 }
 
 /// The reply as it will come back in the next request.

@@ -8,7 +8,9 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use plimsoll_models::chat::{Message, Role};
+use plimsoll_runtime::budget::Tokens;
 use plimsoll_runtime::engine::TenantId;
+use plimsoll_runtime::sessions::Asked;
 use serde_json::Value;
 
 use super::answer::{About, answer};
@@ -17,7 +19,7 @@ use crate::generate::deliver::{Delivery, ReplyFormat};
 use crate::generate::reply::Counted;
 use crate::generate::submit::{Prepared, grant, submit};
 use crate::http::json_body::read_object;
-use crate::sessions::named_session;
+use crate::session_name::named_session;
 use crate::state::{SharedState, unix_seconds, wire_id};
 use crate::wire::chat_request::{self, ParallelCalls};
 use crate::wire::completion_request::{CompletionRequest, RawPrompt};
@@ -61,7 +63,11 @@ pub async fn handle(
     let mut granted = Vec::with_capacity(encoded.len());
     for prompt in encoded {
         let cache = request.extensions.cache;
-        granted.push(grant(&state, served, Prepared { tenant, prompt, parameters, cache, edits: Vec::new() })?);
+        granted.push(grant(
+            &state,
+            served,
+            Prepared { tenant, prompt, parameters, cache, instruction: Tokens(0), edits: Vec::new() },
+        )?);
     }
     let reading = granted[0].reading.clone();
     let mut steps = Vec::with_capacity(granted.len());
@@ -73,10 +79,10 @@ pub async fn handle(
     let choices = steps.len() as u32 * parameters.n;
 
     let name = named_session(&headers, &request.extensions);
-    let chain = state.sessions.chain(tenant, &served.id, &messages);
-    let session = state.sessions.open(tenant, name.as_deref(), &chain);
-    state.sessions.admitted(&session, reading.clone());
-    let about = About { session, reading };
+    let asked = Asked { tenant, model: &served.id, name: name.as_deref(), messages: &messages };
+    let open = state.sessions.session(asked);
+    open.session.set_reading(reading.clone());
+    let about = About { session: open.session.clone(), reading: Some(reading) };
 
     let include_usage = matches!(request.delivery, chat_request::Delivery::Stream { include_usage: true });
     let head = CompletionHead { id: wire_id("cmpl-"), created: unix_seconds(), model: model_id, include_usage };
@@ -89,7 +95,7 @@ pub async fn handle(
         choices,
         format: Box::new(CompletionFormat { head, written: vec![0; choices as usize] }),
         ending,
-        guard: Box::new(running),
+        guard: Box::new((running, open)),
     };
     answer(&state, delivery, request.delivery, &about, &request.ignored).await
 }

@@ -15,4 +15,5 @@ pub mod context;
 pub mod models;
 pub mod probes;
 pub mod router;
+pub mod sessions;
 pub mod tokens;

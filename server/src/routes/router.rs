@@ -11,7 +11,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
-use super::{chat_completions, completions, context, models, probes, tokens};
+use super::{chat_completions, completions, context, models, probes, sessions, tokens};
 use crate::http::panic_guard::answer_panics;
 use crate::state::{SharedState, wire_id};
 use crate::wire::error::ServerError;
@@ -31,6 +31,11 @@ pub fn router(state: SharedState) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/context", get(context::list))
         .route("/v1/context/{session}", get(context::one))
+        .route("/v1/sessions", get(sessions::list))
+        .route("/v1/sessions/{session}", get(sessions::one).delete(sessions::delete))
+        .route("/v1/sessions/{session}/compactions", get(sessions::compactions))
+        .route("/v1/sessions/{session}/compact", post(sessions::compact))
+        .route("/v1/sessions/{session}/resume", post(sessions::resume))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(tokens::apply_template))

@@ -8,8 +8,10 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use plimsoll_runtime::compaction::CompactionError;
 use plimsoll_runtime::engine::Reject;
 use plimsoll_runtime::model_text::TextError;
+use plimsoll_runtime::sessions::{CompactionState, StoreError};
 use serde_json::{Value, json};
 
 /// Words by which coding agents recognise a full window, in lower case. No error but the overflow contains one.
@@ -81,6 +83,18 @@ pub enum ServerError {
     UnknownModel { model: String, known: String },
     #[error("There is no session `{0}`.")]
     UnknownSession(String),
+    #[error("The session is stopped: {reason}. A person can resume it with POST /v1/sessions/{session}/resume.")]
+    SessionStopped { session: String, reason: String },
+    #[error("The session is compacted at this moment; try again when that has ended.")]
+    CompactionRuns,
+    #[error("A request of the session runs; compact it when that has ended.")]
+    SessionRuns,
+    #[error("The session has no finished turn that a summary could take the place of.")]
+    NothingToCompact,
+    #[error("The session was not compacted and its history is what it was: {message}.")]
+    CompactionFailed { reason: String, compaction: String, message: String },
+    #[error("The session could not be written: {0}.")]
+    Store(String),
     #[error("There is no route {method} {path}.")]
     UnknownRoute { method: String, path: String },
     #[error("The method {method} is not allowed for {path}.")]
@@ -218,6 +232,12 @@ impl ServerError {
             E::BodyTimeout { .. } => Shape::request(StatusCode::REQUEST_TIMEOUT, None, "request_timeout"),
             E::UnknownModel { .. } => Shape::request(StatusCode::NOT_FOUND, Some("model"), "model_not_found"),
             E::UnknownSession(_) => Shape::request(StatusCode::NOT_FOUND, None, "session_not_found"),
+            E::SessionStopped { .. } => Shape::request(StatusCode::FORBIDDEN, None, "session_stopped"),
+            E::CompactionRuns => Shape::request(StatusCode::CONFLICT, None, "compaction_in_progress"),
+            E::SessionRuns => Shape::request(StatusCode::CONFLICT, None, "session_running"),
+            E::NothingToCompact => Shape::request(StatusCode::UNPROCESSABLE_ENTITY, None, "nothing_to_compact"),
+            E::CompactionFailed { .. } => Shape::request(StatusCode::UNPROCESSABLE_ENTITY, None, "compaction_failed"),
+            E::Store(_) => Shape { status: StatusCode::INSUFFICIENT_STORAGE, ..Shape::internal() },
             E::UnknownRoute { .. } => Shape::request(StatusCode::NOT_FOUND, None, "unknown_url"),
             E::MethodNotAllowed { .. } => Shape::request(StatusCode::METHOD_NOT_ALLOWED, None, "method_not_allowed"),
             E::MissingKey | E::WrongKey => Shape::request(StatusCode::UNAUTHORIZED, None, "invalid_api_key"),
@@ -262,6 +282,10 @@ impl ServerError {
             error["n_ctx"] = json!(window);
             error["n_prompt_tokens"] = json!(prompt);
         }
+        if let Self::CompactionFailed { reason, compaction, .. } = self {
+            error["reason"] = json!(reason);
+            error["compaction"] = json!(compaction);
+        }
         json!({ "error": error })
     }
 
@@ -296,10 +320,41 @@ impl IntoResponse for ServerError {
         if let Some(seconds) = shape.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if matches!(self, Self::SessionStopped { .. }) {
+            // Asking again changes nothing before a person does.
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
+        }
         if shape.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl From<CompactionError> for ServerError {
+    fn from(error: CompactionError) -> Self {
+        match error {
+            CompactionError::NothingToReplace => Self::NothingToCompact,
+            CompactionError::Busy => Self::CompactionRuns,
+            CompactionError::Text(error) => error.into(),
+            CompactionError::Failed(record) => match record.state {
+                CompactionState::Failed { reason, message } => Self::CompactionFailed {
+                    reason: serde_json::to_value(reason)
+                        .ok()
+                        .and_then(|word| Some(word.as_str()?.to_owned()))
+                        .unwrap_or_default(),
+                    compaction: record.id.as_str().to_owned(),
+                    message,
+                },
+                _ => Self::Internal,
+            },
+        }
+    }
+}
+
+impl From<StoreError> for ServerError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error.to_string())
     }
 }
 
