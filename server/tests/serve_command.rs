@@ -68,7 +68,8 @@ impl Drop for Server {
 
 fn command(script: &Path, flags: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    command.args(["serve", "--port", "0", "--simulate"]).arg(script).args(flags);
+    let data = script.with_file_name("data");
+    command.args(["serve", "--port", "0", "--data-dir"]).arg(data).arg("--simulate").arg(script).args(flags);
     command.env_remove("PLIMSOLL_API_KEY").stdout(Stdio::piped()).stderr(Stdio::null());
     command
 }
@@ -150,10 +151,10 @@ fn wrong_use_and_missing_files_are_told_apart_by_the_exit_code() {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     assert_eq!(run(&["serve", "--prot", "0"]).0, Some(2));
-    let (code, text) = run(&["serve", "--port", "0", "--simulate", "/nowhere/script.json"]);
+    let (code, text) = run(&["serve", "--port", "0", "--data-dir", ":memory:", "--simulate", "/nowhere/script.json"]);
     assert_eq!(code, Some(1));
     assert!(text.contains("/nowhere/script.json"), "{text}");
-    let (code, text) = run(&["serve", "--port", "0", "--preset", "nobody"]);
+    let (code, text) = run(&["serve", "--port", "0", "--data-dir", ":memory:", "--preset", "nobody"]);
     assert_eq!(code, Some(1));
     assert!(text.contains("nobody") && text.contains("demo"), "{text}");
 }

@@ -2,6 +2,7 @@
 
 mod cancellation;
 mod chat;
+mod compaction;
 mod completions;
 mod door;
 mod errors;

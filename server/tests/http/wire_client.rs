@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use plimsoll_runtime::engine::{EngineConfig, EngineHandle};
+use plimsoll_runtime::sessions::StoreError;
 use plimsoll_runtime::simulated::SimulationScript;
 use plimsoll_server::catalog::Catalog;
 use plimsoll_server::load::simulation_of;
-use plimsoll_server::serving::{BoundServer, Ended, ServingOptions};
+use plimsoll_server::serving::{BindError, BoundServer, Ended, ServingOptions};
 use plimsoll_server::state::SharedState;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,7 +45,15 @@ pub async fn start_with(script: Value, options: ServingOptions, engine: EngineCo
 /// Serves a catalogue of one engine; the port is always a free one.
 pub async fn serve_catalog(catalog: Catalog, options: ServingOptions) -> TestServer {
     let engine = catalog.engines()[0].clone();
-    let bound = BoundServer::bind(ServingOptions { port: 0, ..options }).await.expect("a free port");
+    let mut patience = 500;
+    let bound = loop {
+        match BoundServer::bind(ServingOptions { port: 0, ..options.clone() }).await {
+            // The server before lets go of its store a moment after its end.
+            Err(BindError::Store(StoreError::InUse { .. })) if patience > 0 => patience -= 1,
+            bound => break bound.expect("a free port and a usable store"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
     let (address, state) = (bound.address(), bound.state());
     let (stop, stopped) = oneshot::channel::<()>();
     let ended = tokio::spawn(async move {
