@@ -13,11 +13,10 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::event_client::{Endpoint, EventClient};
+use super::in_process::serve_here;
 use super::serve_options::ModelFlags;
-use crate::catalog::Catalog;
 use crate::data_folder::DataFolder;
-use crate::load::{LoadOptions, load};
-use crate::serving::{BoundServer, ServingOptions};
+use crate::load::load;
 
 /// Talk to a model in the terminal.
 #[derive(Debug, Args)]
@@ -66,7 +65,10 @@ impl Chat {
         let Self { url, api_key, id, system, max_tokens, temperature, data_dir, models } = self;
         let endpoint = match url {
             Some(url) => Endpoint::parse(&url, api_key)?,
-            None => serve_here(models.decide()?, data_dir.map_or(DataFolder::Memory, DataFolder::named)).await?,
+            None => {
+                let wanted = models.decide()?;
+                serve_here(move || load(&wanted), data_dir.map_or(DataFolder::Memory, DataFolder::named)).await?
+            }
         };
         let client = EventClient::new(endpoint);
         let model = match id {
@@ -113,22 +115,6 @@ impl Chat {
             }
         }
     }
-}
-
-/// Serves the wanted model on a free loopback port for as long as this process lives.
-async fn serve_here(wanted: LoadOptions, data: DataFolder) -> anyhow::Result<Endpoint> {
-    let serving = ServingOptions { port: 0, data, ..ServingOptions::default() };
-    let server = BoundServer::bind(serving).await?;
-    let endpoint = Endpoint::at(server.address(), None);
-    let catalog = tokio::task::spawn_blocking(move || load(&wanted)).await??;
-    let (ready, readied) = tokio::sync::oneshot::channel();
-    let tell = move |_: &Catalog| {
-        // Whoever waited may have gone.
-        let _ = ready.send(());
-    };
-    tokio::spawn(server.run(async { anyhow::Ok(catalog) }, tell, std::future::pending()));
-    readied.await.context("the server ended before it was ready")?;
-    Ok(endpoint)
 }
 
 /// Prints a reply as it comes, then its meter line, and returns it.

@@ -5,8 +5,10 @@
 
 mod chat;
 mod context;
+mod demo;
 mod doctor;
 mod event_client;
+mod in_process;
 mod models;
 mod origin;
 mod presets;
@@ -30,6 +32,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::Demo),
     Serve(serve::Serve),
     Chat(chat::Chat),
     Pull(pull::Pull),
@@ -45,6 +48,7 @@ impl Cli {
     /// Runs the chosen command to its end.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
+            Command::Demo(command) => command.run(),
             Command::Serve(command) => command.run(),
             Command::Chat(command) => command.run(),
             Command::Pull(command) => command.run(),

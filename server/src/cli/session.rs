@@ -96,7 +96,9 @@ struct Shown {
 struct Compaction {
     id: String,
     trigger: String,
-    state: Value,
+    state: String,
+    /// Why, where it failed.
+    message: Option<String>,
     live: bool,
     tokens_before: u64,
     tokens_after: Option<u64>,
@@ -195,12 +197,9 @@ impl Shown {
 
 impl Compaction {
     fn drawn(&self) -> String {
-        let state = match &self.state {
-            Value::String(word) => word.clone(),
-            other => other
-                .pointer("/failed/message")
-                .and_then(Value::as_str)
-                .map_or_else(|| other.to_string(), |message| format!("failed: {message}")),
+        let state = match &self.message {
+            Some(message) => format!("{}: {message}", self.state),
+            None => self.state.clone(),
         };
         let after = self.tokens_after.map_or("-".to_owned(), |tokens| tokens.to_string());
         let source = if self.live { "the live cache" } else { "the history, read again" };
