@@ -46,6 +46,27 @@ fn the_official_python_client_streams_calls_tools_and_maps_errors() {
     assert!(out.trim_end().ends_with("all passed"), "{out}\n{err}");
 }
 
+#[test]
+fn the_official_client_holds_sixty_turns_through_two_windows_and_a_restart() {
+    let python = match client_environment() {
+        Ok(python) => python,
+        Err(reason) => return skip(&reason),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("script.json");
+    // Sections the summaries lack are filled with facts, so that one reply serves for everything.
+    let script = json!({"model": "scripted", "dialect": "hermes", "window": 65536, "managed": true,
+                        "fallback": "facts", "replies": [], "default": "Noted."});
+    std::fs::write(&file, script.to_string()).unwrap();
+    let conversation = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/long_conversation.py");
+    let mut command = Command::new(python);
+    command.arg(conversation).arg(env!("CARGO_BIN_EXE_plimsoll")).arg(&file).arg(folder.path().join("data"));
+    let output = command.env_remove("PLIMSOLL_API_KEY").output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    assert!(out.starts_with("all passed"), "{out}\n{err}");
+}
+
 fn script(replies: Value, default: &str) -> SimulationScript {
     let script =
         json!({"model": "scripted", "dialect": "hermes", "window": 8192, "replies": replies, "default": default});
@@ -68,6 +89,9 @@ async fn serve(script: SimulationScript, api_keys: Vec<String>) -> String {
 
 /// The interpreter of a virtual environment that has the client.
 fn client_environment() -> Result<PathBuf, String> {
+    // Two tests want it at the same time.
+    static MAKING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai-client");
     let python = folder.join("bin/python");
     let has_client = |python: &Path| {
@@ -95,7 +119,8 @@ fn run(command: &mut Command, what: &str) -> Result<(), String> {
 /// Says past the harness's capture why the test was skipped.
 fn skip(reason: &str) {
     use std::io::Write;
-    let line = format!("skipped: the_official_python_client_streams_calls_tools_and_maps_errors: {reason}\n");
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    let line = format!("skipped: {name}: {reason}\n");
     let terminal = std::fs::OpenOptions::new().append(true).open("/dev/stderr");
     match terminal {
         Ok(mut terminal) => terminal.write_all(line.as_bytes()).expect("stderr can be written"),

@@ -94,9 +94,13 @@ impl Facts {
 
     fn find_paths(&mut self, text: &str) {
         let separators = |c: char| c.is_whitespace() || "\"'`()[]{}<>,;=|".contains(c);
+        // A diff names each file twice, with a letter in front.
+        let in_diff = text.contains("--- a/") || text.contains("+++ b/");
         for word in text.split(separators) {
             let word = word.trim_end_matches(['.', ':', '!', '?']);
             let word = word.split(":").next().unwrap_or(word);
+            let of_diff = word.strip_prefix("a/").or_else(|| word.strip_prefix("b/"));
+            let word = of_diff.filter(|_| in_diff).unwrap_or(word);
             if looks_like_a_path(word) {
                 add(&mut self.paths, word.to_owned());
             }
@@ -253,6 +257,15 @@ mod tests {
         assert_eq!(facts.jobs, ["started job 4711 in /tmp/out.log"]);
         assert_eq!(facts.section(3), [format!("- last failing: {call}: {line}")]);
         assert_eq!(facts.section(6), ["- go on with: Keep the public API."]);
+    }
+
+    #[test]
+    fn a_diff_names_its_file_once() {
+        let diff = "--- a/src/lexer.rs\n+++ b/src/lexer.rs\n@@ -1 +1 @@\n-x\n+y";
+        let facts = Facts::of(&[Message::text(Role::Tool, diff)]);
+        assert_eq!(facts.paths, ["src/lexer.rs"]);
+        let facts = Facts::of(&[Message::text(Role::Tool, "wrote a/src/lexer.rs")]);
+        assert_eq!(facts.paths, ["a/src/lexer.rs"]);
     }
 
     #[test]

@@ -46,10 +46,20 @@ impl Desk {
     }
 
     pub fn with_book(replies: &[&str], book: SessionBook) -> Self {
+        Self::simulated(replies, book, SimulatedLimits::for_window(WINDOW))
+    }
+
+    /// With so many pages in the pool.
+    pub fn with_pages(replies: &[&str], pages: usize) -> Self {
+        let limits = SimulatedLimits { pages, ..SimulatedLimits::for_window(WINDOW) };
+        Self::simulated(replies, SessionBook::in_memory(), limits)
+    }
+
+    fn simulated(replies: &[&str], book: SessionBook, limits: SimulatedLimits) -> Self {
         let script =
             json!({"model": "m", "dialect": "hermes", "window": WINDOW, "replies": replies, "default": "Done."});
         let script = SimulationScript::parse(&script.to_string()).unwrap();
-        let executor = SimulatedExecutor::new(&script, SimulatedLimits::for_window(WINDOW));
+        let executor = SimulatedExecutor::new(&script, limits);
         let engine = Engine::start(Box::new(executor), EngineConfig::default());
         let text = Arc::new(SimulatedText::new("hermes").unwrap());
         Self::new(engine, text, WINDOW as u32, book)
@@ -105,11 +115,25 @@ impl Desk {
 
     /// Runs a prompt by itself.
     pub async fn run(&self, prompt: Vec<u32>, cache: CachePolicy) -> (Vec<TokenOut>, Usage, Option<FinishReason>) {
+        self.run_up_to(prompt, cache, self.reply_cap).await
+    }
+
+    /// The same with a cap of its own.
+    pub async fn run_capped(&self, prompt: Vec<u32>, cap: u32) -> (Vec<TokenOut>, Usage, Option<FinishReason>) {
+        self.run_up_to(prompt, CachePolicy::Default, cap).await
+    }
+
+    async fn run_up_to(
+        &self,
+        prompt: Vec<u32>,
+        cache: CachePolicy,
+        reply_cap: u32,
+    ) -> (Vec<TokenOut>, Usage, Option<FinishReason>) {
         let mut generation = self.engine().submit(GenerationRequest {
             id: self.compactor.ids.next(),
             tenant: ME,
             prompt,
-            reply_cap: self.reply_cap,
+            reply_cap,
             reserve_beyond: 0,
             n: 1,
             sampling: SamplingParams { temperature: 0.0, logprobs: Some(5), ..SamplingParams::default() },

@@ -7,7 +7,7 @@ use plimsoll_models::chat::{Message, Role};
 use plimsoll_models::preset::Fallback;
 use plimsoll_runtime::compaction::instruction::SECTIONS;
 use plimsoll_runtime::compaction::{Canceller, CompactionError, Step};
-use plimsoll_runtime::engine::CachePolicy;
+use plimsoll_runtime::engine::{CachePolicy, FinishReason};
 use plimsoll_runtime::model_text::Ending;
 use plimsoll_runtime::sessions::{CompactionRecord, CompactionState, FailureReason, History, SessionBook, Trigger};
 
@@ -426,6 +426,38 @@ async fn t10_twenty_compactions_in_a_row_leave_nothing_behind() {
         assert_eq!(status.pages.promised, 0);
     }
     assert!(pages.iter().all(|(cached, form)| cached <= &(form + 8)), "cached pages and those of the form: {pages:?}");
+}
+
+#[tokio::test]
+async fn t11_four_streams_that_hold_the_whole_pool_go_on_while_one_session_compacts() {
+    const CAP: usize = 3000;
+    let stream = "0123456789".repeat(CAP / 10);
+    let (written, said) = (summary(), "Working on it.");
+    let desk = Desk::with_pages(&[said, &stream, &stream, &stream, &stream, &written, "Next."], 1000);
+    let mut messages = conversation();
+    desk.ask(&mut messages).await;
+    messages.push(user("And now?"));
+    let pages = desk.engine().status().pages;
+    // Four streams take what is free and what could be evicted: nothing is left for a fifth reply of that size.
+    let prompt = |seed: u32| vec![65 + seed; pages.total * PAGE_TOKENS / 4 - CAP - PAGE_TOKENS];
+    let stream = |seed| desk.run_capped(prompt(seed), CAP as u32);
+    let streams = async { <[_; 4]>::from(tokio::join!(stream(0), stream(1), stream(2), stream(3))) };
+    let (streams, record) = tokio::join!(streams, async {
+        while desk.engine().status().running < 4 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let full = desk.engine().status().pages;
+        assert!(full.free + full.evictable < 8 * full.total / 100 + full.promised, "the pool is taken: {full:?}");
+        desk.compact(&messages).await
+    });
+    for (tokens, _, finish) in streams {
+        assert_eq!((tokens.len(), finish), (CAP, Some(FinishReason::Length)), "a stream is said to its end");
+    }
+    let record = record.unwrap();
+    assert_eq!(record.state, CompactionState::Replaced, "{record:?}");
+    assert_eq!(desk.ask(&mut messages).await.text, "Next.");
+    let status = desk.engine().status();
+    assert_eq!((status.running, status.waiting, status.pages.promised), (0, 0, 0));
 }
 
 #[tokio::test]
