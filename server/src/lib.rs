@@ -2,7 +2,7 @@
 //!
 //! - [`wire`]: JSON in, canonical values out, and back.
 //! - [`generate`]: from a request to its reply.
-//! - [`sessions`]: which conversation a request belongs to, and its meter.
+//! - [`session_name`]: what a client calls its session.
 //! - [`catalog`]: what is served under which name.
 //! - [`data_folder`]: where sessions outlive the server.
 //! - [`http`]: sockets, and the rules of the door.

@@ -21,7 +21,7 @@ fn summary() -> String {
 /// The summary with the lines of one section replaced.
 fn summary_with(section: &str, lines: &str) -> String {
     let of = |name: &&str| format!("## {name}\n{}\n", if *name == section { lines } else { "- (as it is)\n" });
-    SECTIONS.iter().enumerate().map(|(at, name)| of(&name).replace("as it is", &format!("line {at}"))).collect()
+    SECTIONS.iter().enumerate().map(|(at, name)| of(name).replace("as it is", &format!("line {at}"))).collect()
 }
 
 /// A conversation of some thousand tokens with calls and results, whose last turn is a user's.

@@ -6,11 +6,13 @@
 //! - [`choice`]: the pipeline of one choice.
 //! - [`reply`]: all choices of one prompt, as the engine generates them.
 //! - [`submit`]: the budget, the session and the engine, in this order.
+//! - [`prepare`]: rendering and encoding, a few at a time.
 //! - [`turn`]: a request of a conversation: its session, its compaction, its prompt.
 //! - [`deliver`]: updates as one object or as server-sent events, with keep-alives.
 
 pub mod choice;
 pub mod deliver;
+pub mod prepare;
 pub mod reply;
 pub mod submit;
 pub mod turn;

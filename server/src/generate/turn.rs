@@ -15,11 +15,11 @@ use plimsoll_runtime::sessions::{
     CompactionLock, CompactionRecord, Head, History, LiveTokens, OpenSession, Reading, Session, Trigger, head_len,
 };
 
+use super::prepare::prepared;
 use super::reply::{Reply, Spoken};
 use super::submit::{Prepared, grant, submit};
 use crate::catalog::ServedModel;
 use crate::http::drain::Phase;
-use crate::routes::tokens::prepared;
 use crate::state::SharedState;
 use crate::wire::chat_request::{ChatRequest, CompactAt, CompactionWish};
 use crate::wire::error::ServerError;

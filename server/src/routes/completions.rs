@@ -14,8 +14,8 @@ use plimsoll_runtime::sessions::Asked;
 use serde_json::Value;
 
 use super::answer::{About, answer};
-use super::tokens::prepared;
 use crate::generate::deliver::{Delivery, ReplyFormat};
+use crate::generate::prepare::prepared;
 use crate::generate::reply::Counted;
 use crate::generate::submit::{Prepared, grant, submit};
 use crate::http::json_body::read_object;

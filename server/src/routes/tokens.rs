@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::catalog::ServedModel;
+use crate::generate::prepare::prepared;
 use crate::http::json_body::{HeldMemory, read_object};
 use crate::state::{ServerState, SharedState};
 use crate::wire::chat_request::{ToolChoice, read_template_variables, read_tool_choice};
@@ -18,21 +19,6 @@ use crate::wire::fields::Fields;
 use crate::wire::messages::{read_messages, read_tools};
 use crate::wire::parameters::read_tokens;
 use plimsoll_runtime::model_text::{Conversation, Ending, Rendered};
-
-/// Runs work for a processor aside, so that sockets are not kept waiting, a few at a time.
-pub async fn prepared<T: Send + 'static>(
-    state: &ServerState,
-    work: impl FnOnce() -> Result<T, ServerError> + Send + 'static,
-) -> Result<T, ServerError> {
-    let _place = state.preparing.acquire().await.map_err(|_| ServerError::Internal)?;
-    match tokio::task::spawn_blocking(work).await {
-        Ok(outcome) => outcome,
-        Err(panic) => {
-            tracing::error!("preparing a prompt panicked: {panic}");
-            Err(ServerError::Internal)
-        }
-    }
-}
 
 /// A body and the model it names, or the default one. The memory stands for the body while the answer is made.
 async fn question<'a>(
