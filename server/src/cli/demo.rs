@@ -238,7 +238,7 @@ impl Screen {
             if fallback.is_empty() { "none".to_owned() } else { fallback.join(", ") },
         ))?;
         for line in record["summary"].as_str().unwrap_or_default().lines().filter(|line| !line.trim().is_empty()) {
-            let shown: String = line.chars().take(110).collect();
+            let shown: String = line.chars().filter(|character| !character.is_control()).take(110).collect();
             self.line(&format!("  | {shown}"))?;
         }
         self.line("")?;

@@ -20,7 +20,7 @@ const BAR_WIDTH: usize = 64;
 /// Characters of a summary line that are shown.
 const SHOWN_LINE: usize = 110;
 
-/// List, show, compact or delete the sessions of a running server.
+/// List, show, compact, resume or delete the sessions of a running server.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -61,6 +61,11 @@ enum Action {
         /// What the model is told in place of the usual instruction.
         #[arg(long, value_name = "TEXT")]
         instructions: Option<String>,
+    },
+    /// Let a session go on that was stopped because its compaction failed.
+    Resume {
+        /// The session's id or name.
+        session: String,
     },
     /// Forget a session: its history, its compactions, its place in the cache.
     Delete {
@@ -140,6 +145,7 @@ async fn ask(client: &EventClient, action: &Action) -> anyhow::Result<Value> {
             };
             client.post(&format!("{}/compact", path(session)), &body).await
         }
+        Action::Resume { session } => client.post(&format!("{}/resume", path(session)), &json!({})).await,
         Action::Delete { session } => client.delete(&path(session)).await,
     }
 }
@@ -149,6 +155,9 @@ fn drawn(action: &Action, mut answer: Value) -> anyhow::Result<String> {
         Action::List => list(&serde_json::from_value::<Vec<Listed>>(answer["data"].take())?),
         Action::Show { .. } => serde_json::from_value::<Shown>(answer)?.drawn(),
         Action::Compact { .. } => serde_json::from_value::<Compaction>(answer)?.drawn(),
+        Action::Resume { .. } => {
+            format!("{} goes on with its next request\n", answer["id"].as_str().unwrap_or("the session"))
+        }
         Action::Delete { .. } => format!("{} is forgotten\n", answer["id"].as_str().unwrap_or("the session")),
     })
 }
@@ -180,7 +189,7 @@ impl Shown {
         }
         text.push('\n');
         if let Some(reason) = &self.stopped {
-            text.push_str(&format!("\nstopped: {reason}\n"));
+            text.push_str(&format!("\nstopped: {reason}; `plimsoll session resume {}` lets it go on\n", self.id));
         }
         if !self.automatic_compaction {
             text.push_str(
@@ -220,7 +229,7 @@ impl Compaction {
                 .expect("a string takes everything");
         }
         for line in self.summary.iter().flat_map(|summary| summary.lines()) {
-            let line: String = line.chars().take(SHOWN_LINE).collect();
+            let line: String = line.chars().filter(|character| !character.is_control()).take(SHOWN_LINE).collect();
             writeln!(text, "  | {line}").expect("a string takes everything");
         }
         text

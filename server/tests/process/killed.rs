@@ -1,85 +1,24 @@
 //! A server that is killed while it compacts: afterwards the history is the old one or the new one.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use plimsoll_runtime::compaction::Step;
-use plimsoll_runtime::compaction::instruction::SECTIONS;
 use serde_json::{Value, json};
+
+use crate::serve_process::{ServeProcess, chat, long_conversation, summary};
 
 /// Kills at each step.
 const KILLS: u32 = 10;
 
-struct Server {
-    process: Child,
-    address: String,
-}
-
-impl Server {
-    fn start(folder: &Path, step: Option<Step>) -> Self {
-        let summary: String = SECTIONS.iter().map(|name| format!("## {name}\n- about {name}\n\n")).collect();
-        let mut script = json!({"model": "scripted", "dialect": "hermes", "window": 65536, "managed": true,
-                                "replies": ["Noted.", summary], "default": "Later."});
-        if let Some(step) = step {
-            script["faults"] = json!({"pause_compaction": {"step": step.as_str(), "ms": 60_000}});
-        }
-        let file = folder.join("script.json");
-        std::fs::write(&file, script.to_string()).unwrap();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-            .args(["serve", "--port", "0", "--data-dir"])
-            .arg(folder.join("data"))
-            .arg("--simulate")
-            .arg(&file)
-            .env_remove("PLIMSOLL_API_KEY")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap());
-        let mut line = || {
-            let mut text = String::new();
-            lines.read_line(&mut text).unwrap();
-            text.trim_end().to_owned()
-        };
-        let address = line().strip_prefix("listening http://").expect("it listens again").to_owned();
-        assert_eq!(line(), "ready scripted");
-        Self { process, address }
+/// A server that waits for a minute at a step of its compaction.
+fn start(folder: &Path, step: Option<Step>) -> ServeProcess {
+    let mut script = json!({"model": "scripted", "dialect": "hermes", "window": 65536, "managed": true,
+                            "replies": ["Noted.", summary()], "default": "Later."});
+    if let Some(step) = step {
+        script["faults"] = json!({"pause_compaction": {"step": step.as_str(), "ms": 60_000}});
     }
-
-    fn send(&self, method: &str, path: &str, body: &Value) -> TcpStream {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let mut socket = TcpStream::connect(&self.address).unwrap();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             content-length: {}\r\n\r\n{body}",
-            self.address,
-            body.len()
-        );
-        socket.write_all(head.as_bytes()).unwrap();
-        socket
-    }
-
-    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
-        let mut text = String::new();
-        self.send(method, path, body).read_to_string(&mut text).unwrap();
-        let at = text.find("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text}"));
-        serde_json::from_str(&text[at + 4..]).unwrap_or_else(|error| panic!("{error}: {text}"))
-    }
-}
-
-impl Drop for Server {
-    /// SIGKILL: nothing is tidied up.
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn chat(messages: &[Value]) -> Value {
-    json!({"model": "scripted", "messages": messages})
+    ServeProcess::start(folder, &script, &[])
 }
 
 /// What stands in the file says that it is whole.
@@ -101,12 +40,9 @@ enum Found {
 
 fn killed_at(step: Step, kill: u32) -> Found {
     let folder = tempfile::tempdir().unwrap();
-    let mut messages = vec![json!({"role": "system", "content": "You keep notes."})];
-    messages.push(json!({"role": "user", "content": "The first request."}));
-    messages.push(json!({"role": "assistant", "content": "A long reply. ".repeat(2900)}));
-    messages.push(json!({"role": "user", "content": "Go on."}));
+    let mut messages = long_conversation();
     let (session, old) = {
-        let server = Server::start(folder.path(), Some(step));
+        let server = start(folder.path(), Some(step));
         let answer = server.ask("POST", "/v1/chat/completions", &chat(&messages));
         messages.push(json!({"role": "assistant", "content": answer["choices"][0]["message"]["content"]}));
         messages.push(json!({"role": "user", "content": "And now a longer request. ".repeat(400)}));
@@ -120,7 +56,7 @@ fn killed_at(step: Step, kill: u32) -> Found {
     };
     check_integrity(folder.path());
 
-    let server = Server::start(folder.path(), None);
+    let server = start(folder.path(), None);
     let shown = server.ask("GET", &format!("/v1/sessions/{session}"), &Value::Null);
     let records = shown["compactions"].as_array().unwrap();
     let effective = shown["effective"].as_array().unwrap();
