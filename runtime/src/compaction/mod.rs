@@ -4,8 +4,9 @@
 //! tokens, and nothing of the conversation is prefilled again. The engine writes the skeleton of headings, the model the
 //! lines below them.
 //!
+//! - [`compactor`]: who compacts what.
 //! - [`transaction`]: the steps, in their order, and the only place that changes a session.
-//! - [`settle`]: which turns are replaced.
+//! - [`balanced_cuts`] and [`settle`]: which turns are replaced.
 //! - [`instruction`]: what the model is asked, and the sections.
 //! - [`summary_writer`]: writes the sections together with the model; [`free_writer`]: a summary in the form that a
 //!   request's own instructions ask for; [`thinking`]: what a model thinks first; [`draft`]: what both have written.
@@ -15,6 +16,8 @@
 //! - [`step`]: the names of the steps, faults at them, and how a compaction is cancelled.
 
 pub mod acceptance;
+pub mod balanced_cuts;
+pub mod compactor;
 pub mod draft;
 pub mod facts;
 pub mod form_builder;
@@ -26,5 +29,5 @@ pub mod summary_writer;
 pub mod thinking;
 pub mod transaction;
 
+pub use compactor::{CompactionError, CompactionTask, Compactor};
 pub use step::{Cancel, Canceller, FaultPlan, Step, UnknownStep};
-pub use transaction::{CompactionError, CompactionTask, Compactor};

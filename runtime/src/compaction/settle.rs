@@ -1,85 +1,93 @@
-//! Which turns a compaction may replace: those in front of a balanced cut.
+//! Which turns a compaction replaces, and what the engine has of them.
 //!
-//! Arithmetic on roles alone. Never renders.
+//! Owns the choice: the newest balanced cut whose summary can be paid for. Never generates.
 
-use plimsoll_models::chat::{Message, Role};
+use std::sync::Arc;
 
-/// Numbers of turns behind which a conversation may be cut, newest first: the turn in front of the cut is an answer
-/// without calls, or the last result that an answer with calls waited for. Cuts that do not reach beyond the first
-/// `replaced` turns are left out.
-pub fn balanced_cuts(turns: &[Message], replaced: usize) -> Vec<usize> {
-    let mut cuts = Vec::new();
-    let mut open = 0usize;
-    for (at, turn) in turns.iter().enumerate() {
-        let closes = match turn.role {
-            Role::Assistant => {
-                open = turn.tool_calls.len();
-                open == 0
-            }
-            Role::Tool => {
-                open = open.saturating_sub(1);
-                open == 0
-            }
-            // Calls that a user's message comes in between are answered no more.
-            Role::User | Role::System => {
-                open = 0;
-                false
-            }
-        };
-        if closes && at + 1 > replaced {
-            cuts.push(at + 1);
-        }
-    }
-    // A result more may follow when as many as there were calls have come.
-    cuts.retain(|cut| turns.get(*cut).is_none_or(|next| next.role != Role::Tool));
-    cuts.reverse();
-    cuts
+use super::balanced_cuts::balanced_cuts;
+use super::compactor::{CompactionError, CompactionTask, Compactor};
+use super::instruction::INSTRUCTION;
+use crate::model_text::{Ending, TextError};
+use crate::sessions::History;
+
+/// The turns that are replaced, as the engine has them.
+#[derive(Clone, Debug)]
+pub(super) struct Settled {
+    /// Turns in front of the cut.
+    pub(super) turns: usize,
+    /// The conversation up to the cut, without the instruction.
+    pub(super) base: Vec<u32>,
+    /// Whether its last turn is closed in `base`.
+    pub(super) closed: bool,
+    /// How many of its first tokens lie in the cache, if the session is live there.
+    pub(super) live: Option<usize>,
+    /// Whether nothing newer could be paid for.
+    pub(super) folded: bool,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use plimsoll_models::chat::ToolCall;
-    use proptest::prelude::*;
-
-    fn turn(kind: char) -> Message {
-        match kind {
-            'u' => Message::text(Role::User, "u"),
-            'a' => Message::text(Role::Assistant, "a"),
-            't' => Message::text(Role::Tool, "t"),
-            calls => {
-                let count = calls.to_digit(10).unwrap() as usize;
-                let call = ToolCall { id: "c".into(), name: "n".into(), arguments: "{}".into() };
-                Message { tool_calls: vec![call; count], ..Message::text(Role::Assistant, "") }
+impl Compactor {
+    /// Chooses the turns: the newest balanced cut that a summary can be paid for.
+    pub(super) async fn settle(
+        &self,
+        task: &CompactionTask,
+        history: &Arc<History>,
+    ) -> Result<Settled, CompactionError> {
+        let turns = &task.messages[history.head..];
+        let cuts = balanced_cuts(turns, history.replaced_turns);
+        let Some(newest) = cuts.first().copied() else { return Err(CompactionError::NothingToReplace) };
+        let live = task.session.live();
+        let instruction = task.instructions.as_deref().unwrap_or(INSTRUCTION).to_owned();
+        let instruction = self.aside(move |text| text.encode_part(&instruction).len()).await;
+        let framed = |base: usize, closed: bool| {
+            let frame = self.text.turn_frame().map_or(64, |frame| {
+                let end = if closed { 0 } else { frame.reply_end.len() };
+                end + frame.user_begin.len() + frame.reply_begin.len()
+            });
+            base + frame + instruction
+        };
+        let at_live = |turns: usize| {
+            let live = live.as_ref().filter(|live| live.end == task.links[turns - 1].end)?;
+            (live.closed || self.text.turn_frame().is_some()).then(|| Settled {
+                turns,
+                base: live.tokens.to_vec(),
+                closed: live.closed,
+                live: Some(live.tokens.len()),
+                folded: false,
+            })
+        };
+        if let Some(settled) = at_live(newest)
+            && self.price(framed(settled.base.len(), settled.closed)).is_ok()
+        {
+            return Ok(settled);
+        }
+        // Results that have just arrived, or a conversation that is not in the cache.
+        let rendered = async |turns: usize| -> Result<Settled, TextError> {
+            let base = self.render(task, history, history.place_of_turn(turns), Ending::History).await?;
+            let live =
+                live.as_ref().map(|live| &live.tokens).filter(|live| base.starts_with(live)).map(|live| live.len());
+            Ok(Settled { turns, base, closed: true, live, folded: false })
+        };
+        let settled = rendered(newest).await?;
+        if self.price(framed(settled.base.len(), true)).is_ok() {
+            return Ok(settled);
+        }
+        // The longest part in front of it that can be paid for.
+        let mut best: Option<Settled> = None;
+        let (mut low, mut high) = (1, cuts.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let candidate = match at_live(cuts[middle]) {
+                Some(settled) => settled,
+                None => rendered(cuts[middle]).await?,
+            };
+            if self.price(framed(candidate.base.len(), candidate.closed)).is_ok() {
+                best = Some(Settled { folded: true, ..candidate });
+                high = middle;
+            } else {
+                low = middle + 1;
             }
         }
-    }
-
-    fn cuts(kinds: &str, replaced: usize) -> Vec<usize> {
-        balanced_cuts(&kinds.chars().map(turn).collect::<Vec<_>>(), replaced)
-    }
-
-    #[test]
-    fn a_cut_stands_behind_answers_and_behind_the_last_result_of_each_call() {
-        assert_eq!(cuts("uau", 0), [2]);
-        assert_eq!(cuts("u1tau", 0), [4, 3]);
-        assert_eq!(cuts("u2tt", 0), [4]);
-        assert_eq!(cuts("u2t", 0), [0; 0], "a call is open");
-        assert_eq!(cuts("ua1", 0), [2]);
-        assert_eq!(cuts("u1tau", 3), [4]);
-        assert_eq!(cuts("u1tt", 0), [4], "a result more than there were calls");
-        assert_eq!(cuts("u1ua", 0), [4], "a call that was never answered");
-        assert_eq!(cuts("uuu", 0), [0; 0]);
-    }
-
-    proptest! {
-        #[test]
-        fn no_cut_parts_a_call_from_its_result(kinds in "[ua12t]{0,24}") {
-            let turns: Vec<Message> = kinds.chars().map(turn).collect();
-            for cut in balanced_cuts(&turns, 0) {
-                prop_assert!(turns.get(cut).is_none_or(|next| next.role != Role::Tool));
-                prop_assert!(turns[cut - 1].role != Role::User && turns[cut - 1].tool_calls.is_empty());
-            }
-        }
+        // Where no part can be paid for, the record of the newest says so.
+        Ok(best.unwrap_or(settled))
     }
 }
