@@ -91,7 +91,7 @@ impl Demo {
             let (title, content) = scripted(turn);
             messages.push(json!({"role": "user", "content": content}));
             let asked = Instant::now();
-            let body = json!({"model": id, "messages": messages, "max_tokens": REPLY_TOKENS});
+            let body = json!({"model": id, "messages": messages, "max_tokens": REPLY_TOKENS, "seed": 0});
             let answer = client.post("/v1/chat/completions", &body).await?;
             let took = asked.elapsed();
             let reply = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned();
