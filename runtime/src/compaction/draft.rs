@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::instruction::{NONE, SECTIONS};
+use super::instruction::{NONE, SECTIONS, echoes};
 
 /// Lines and counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,17 +16,18 @@ pub struct Draft {
     pub free: String,
     /// Lines that were kept.
     pub kept: usize,
-    /// Lines that repeated an earlier one and were dropped.
+    /// Lines that repeated an earlier one or the instruction, and were dropped.
     pub repeated: usize,
     /// Whether the model opened a tool call.
     pub tool_call: bool,
 }
 
 impl Draft {
-    /// Takes up a complete line. False: an earlier line says the same, and it was dropped.
+    /// Takes up a complete line. False: an earlier line or the instruction says the same, and it was dropped.
     pub fn push(&mut self, section: usize, line: &str) -> bool {
         let says_nothing = is_none(line);
-        if !says_nothing && self.sections.iter().flatten().any(|known| known == line) {
+        let said = || self.sections.iter().flatten().any(|known| known == line) || echoes(line);
+        if !says_nothing && said() {
             self.repeated += 1;
             return false;
         }

@@ -2,6 +2,8 @@
 //!
 //! Owns names, order and wording. Never encodes.
 
+use std::sync::OnceLock;
+
 /// The sections of a summary, in their order.
 pub const SECTIONS: [&str; 8] = [
     "Primary Request and Intent",
@@ -46,6 +48,27 @@ pub fn heading(section: usize) -> String {
     format!("## {}\n", SECTIONS[section])
 }
 
+/// Words of a part of the instruction from which on repeating it is no accident.
+const ECHO_WORDS: usize = 5;
+
+/// Whether a line repeats what the instruction says about a section, as small models do that have nothing to say.
+pub fn echoes(line: &str) -> bool {
+    static PARTS: OnceLock<Vec<String>> = OnceLock::new();
+    let parts = PARTS.get_or_init(|| {
+        let hints = INSTRUCTION.lines().filter_map(|line| line.strip_prefix("## ")?.split_once(": "));
+        let parts = hints.flat_map(|(_, hint)| hint.split(';')).map(words);
+        parts.filter(|part| part.split(' ').count() >= ECHO_WORDS).collect()
+    });
+    let line = words(line);
+    parts.iter().any(|part| line.contains(part))
+}
+
+/// The words of a text in lower case, with one space between them.
+fn words(text: &str) -> String {
+    let words = text.split(|character: char| !character.is_alphanumeric()).filter(|word| !word.is_empty());
+    words.map(str::to_lowercase).collect::<Vec<_>>().join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,5 +82,19 @@ mod tests {
         }
         assert_eq!(SECTIONS[NEXT_STEP], "Next Step");
         assert_eq!(SECTIONS[CRITICAL_CONTEXT], "Critical Context");
+    }
+
+    #[test]
+    fn a_line_that_only_repeats_the_instruction_is_told_from_one_that_says_something() {
+        for echo in [
+            "What the user wants; corrections and constraints word for word",
+            "- The user wants to know about technologies, conventions and decisions that matter.",
+            "exact paths that were read, made or changed, and what is in them",
+        ] {
+            assert!(echoes(echo), "{echo}");
+        }
+        for line in ["- src/parser/lexer.rs was read and changed", "- exactly one test fails: case_07", "(none)", ""] {
+            assert!(!echoes(line), "{line}");
+        }
     }
 }
