@@ -30,7 +30,9 @@ pub struct Overflow {
 
 /// A compaction that cannot be paid for. Nothing was generated, the history is intact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a summary of {input} tokens in a capacity of {capacity} has room for {cap}, expected at least {summary_min}")]
+#[error(
+    "behind {input} tokens, the instruction included, a capacity of {capacity} has room for a summary of {cap} tokens, expected at least {summary_min}"
+)]
 pub struct SummaryTooSmall {
     /// Tokens of the live sequence and the instruction.
     pub input: Tokens,

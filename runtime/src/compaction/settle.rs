@@ -71,23 +71,28 @@ impl Compactor {
         if self.price(framed(settled.base.len(), true)).is_ok() {
             return Ok(settled);
         }
-        // The longest part in front of it that can be paid for.
-        let mut best: Option<Settled> = None;
-        let (mut low, mut high) = (1, cuts.len());
-        while low < high {
-            let middle = low + (high - low) / 2;
-            let candidate = match at_live(cuts[middle]) {
-                Some(settled) => settled,
-                None => rendered(cuts[middle]).await?,
-            };
-            if self.price(framed(candidate.base.len(), candidate.closed)).is_ok() {
-                best = Some(Settled { folded: true, ..candidate });
-                high = middle;
-            } else {
-                low = middle + 1;
+        // The longest part in front of it that leaves room for a whole summary, or else for any.
+        for least in [self.budget.summary, self.budget.summary_min] {
+            let mut best: Option<Settled> = None;
+            let (mut low, mut high) = (1, cuts.len());
+            while low < high {
+                let middle = low + (high - low) / 2;
+                let candidate = match at_live(cuts[middle]) {
+                    Some(settled) => settled,
+                    None => rendered(cuts[middle]).await?,
+                };
+                if self.price(framed(candidate.base.len(), candidate.closed)).is_ok_and(|cap| cap >= least) {
+                    best = Some(Settled { folded: true, ..candidate });
+                    high = middle;
+                } else {
+                    low = middle + 1;
+                }
+            }
+            if let Some(best) = best {
+                return Ok(best);
             }
         }
         // Where no part can be paid for, the record of the newest says so.
-        Ok(best.unwrap_or(settled))
+        Ok(settled)
     }
 }

@@ -178,8 +178,16 @@ impl Session {
     }
 
     /// Appends the notice that is due for a prompt that ends in the turn `newest` and is in `zone`. False: nothing was
-    /// due, or the newest turn can carry none. From here on the notice stands in every [`Session::history`].
-    pub fn notify(&self, newest: &Message, link: &Link, zone: Zone, budget: &Budget) -> bool {
+    /// due, the newest turn can carry none, or what is due does not fit; then it stays due. From here on the notice
+    /// stands in every [`Session::history`].
+    pub fn notify(
+        &self,
+        newest: &Message,
+        link: &Link,
+        zone: Zone,
+        budget: &Budget,
+        fits: impl FnOnce(&str) -> bool,
+    ) -> bool {
         if !matches!(newest.role, Role::User | Role::Tool) {
             return false;
         }
@@ -191,6 +199,9 @@ impl Session {
         let Some(text) = notice::due(Told { zone: told, policy: policy_told, compaction_untold }, zone, budget) else {
             return false;
         };
+        if !fits(&text) {
+            return false;
+        }
         state.notices.insert(link.end, text.clone());
         state.counters.told = told.max(zone);
         state.counters.policy_told = true;

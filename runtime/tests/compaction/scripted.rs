@@ -544,6 +544,7 @@ async fn a_history_beyond_the_window_is_folded_part_by_part() {
     while desk.render(&desk.history(&messages), Ending::Reply).len() >= desk.compactor.budget.compaction.0 as usize {
         let record = desk.compact(&messages).await.unwrap();
         assert_eq!(record.live, folds > 0, "only the form of an earlier fold lies in the cache: {record:?}");
+        assert_eq!(record.cap, desk.compactor.budget.summary, "a part is as long as a whole summary of it allows");
         folds += 1;
         assert!(folds <= 4, "it gets shorter every time");
     }

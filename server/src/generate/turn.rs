@@ -24,6 +24,10 @@ use crate::state::SharedState;
 use crate::wire::chat_request::{ChatRequest, CompactAt, CompactionWish};
 use crate::wire::error::ServerError;
 
+/// Tokens more than its own that a notice may cost where it joins a message: the text around the seam may be divided in
+/// another way.
+const SEAM_TOKENS: u32 = 16;
+
 /// A request of a conversation, with its session open.
 pub struct TurnTask {
     /// The server.
@@ -162,7 +166,10 @@ impl TurnTask {
         }
         let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
         let zone = self.open.session.meter_of(&Reading::of_prompt(self.served.budget.clone(), prompt, 0)).zone;
-        self.open.session.notify(newest, link, zone, &self.served.budget)
+        // Being told of the window must not be what makes a prompt too long for it.
+        let room = self.served.longest_prompt().saturating_sub(prompt).saturating_sub(SEAM_TOKENS);
+        let fits = |notice: &str| self.served.model.text.encode_part(notice).len() <= room as usize;
+        self.open.session.notify(newest, link, zone, &self.served.budget, fits)
     }
 
     async fn submit(&self, history: History, rendered: Rendered) -> Result<Reply, ServerError> {

@@ -413,3 +413,25 @@ async fn a_restart_in_the_middle_changes_nothing_and_writes_no_second_summary() 
     assert_eq!(answer["context"]["session"], before["context"]["session"]);
     assert_eq!(answer["context"]["compactions"], 1);
 }
+
+#[tokio::test]
+async fn a_notice_never_makes_a_prompt_too_long_that_fits_without_it() {
+    let server = start(managed(&[], json!({}))).await;
+    let ask = async |length: usize| {
+        let messages = json!([{"role": "user", "content": "y".repeat(length)}]);
+        server.chat(json!({"messages": messages, "plimsoll": {"compaction": "off"}})).await
+    };
+    let refused = ask(WINDOW as usize).await.json();
+    let message = refused["error"]["message"].as_str().unwrap();
+    let limit: usize = message.split(' ').nth(6).unwrap().parse().unwrap();
+    let frame = refused["error"]["n_prompt_tokens"].as_u64().unwrap() - WINDOW;
+    let longest = limit - frame as usize;
+
+    let answer = ask(longest).await;
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    assert_eq!(answer.json()["usage"]["prompt_tokens"], limit, "the notice stays due");
+    let roomy = ask(longest - 2000).await.json();
+    let told = roomy["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(told > limit as u64 - 2000, "{told}: the notice has its room");
+    assert_eq!(ask(longest + 1).await.status, 400);
+}
