@@ -11,6 +11,7 @@
 //! - [`compaction`]: one transaction that makes a long conversation short.
 //! - [`simulated`]: scripted replies behind the same contract.
 //! - [`verify`]: a model against itself and against reference logits.
+//! - [`speed`]: how fast a model is, without an engine around it.
 //! - [`sampler`]: from logits to a token.
 //! - [`detokenizer`], [`stop_strings`]: from tokens to text that may be shown.
 //! - [`engine`]: the engine thread, its commands, its ledger and its schedule.
@@ -28,5 +29,6 @@ pub mod prefix_index;
 pub mod sampler;
 pub mod sessions;
 pub mod simulated;
+pub mod speed;
 pub mod stop_strings;
 pub mod verify;

@@ -3,6 +3,7 @@
 //! A command prints results on stdout, everything for people's eyes (progress, hints, the log) on stderr, and
 //! returns its exit code: 0 done, 1 failed, 2 wrong use.
 
+mod bench;
 mod chat;
 mod context;
 mod demo;
@@ -42,6 +43,7 @@ enum Command {
     Context(context::Context),
     Doctor(doctor::Doctor),
     Verify(verify::Verify),
+    Bench(bench::Bench),
 }
 
 impl Cli {
@@ -58,6 +60,7 @@ impl Cli {
             Command::Context(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Verify(command) => command.run(),
+            Command::Bench(command) => command.run(),
         }
     }
 }
